@@ -31,10 +31,10 @@ $ ci/test-clients "openai (Python)" curl
 The page is written by the first of these commands. Each client has an environment of its own with the
 pinned packages, and two workers: one serves SmolLM2-135M-Instruct in fp32, the other a tiny model whose
 thoughts, calls and answers are known. Nothing is changed in a client but its base URL. **plain** to
-**error**: a chat; the same streamed; a call of a function, and the answer to its result; two calls in one
-answer; an answer held to a JSON schema; counts of tokens in a stream; a stream that the client leaves, after
-which the worker is idle; a refusal that the client shows with the field's name. A hyphen: the client has no
-such thing, or it is another row of the same library.
+**error**: a chat; the same streamed; a call of a function and, but with instructor, llama-index and
+smolagents, the answer to its result; two calls in one answer; an answer held to a JSON schema; counts of
+tokens; a stream that the client leaves, after which the worker is idle; a refusal that the client shows with
+the field's name. A hyphen: the client has no such thing, or it was not tried.
 
 """
 
@@ -61,7 +61,9 @@ def written(found: Sequence[Shown]) -> str:
 def _table(found: Iterable[Shown]) -> Iterable[str]:
     yield f"| client | packages | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}\n"
     for shown in found:
-        held = {row["row"]: bool(row["holds"]) for row in shown.rows}
+        # A script that broke off did not come to show what its client lacks.
+        held = dict.fromkeys(COLUMNS, False) if shown.failure else {}
+        held |= {row["row"]: bool(row["holds"]) for row in shown.rows}
         marks = ("-" if name not in held else "yes" if held[name] else "**no**" for name in COLUMNS)
         packages = ", ".join(f"`{package}`" for package in shown.client.packages) or "the system's"
         yield f"| {shown.client.name} | {packages} | {' | '.join(marks)} |\n"

@@ -27,7 +27,7 @@ A message says what was found, what was expected and what to do, in one line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -123,6 +123,10 @@ class InvalidRequestError(RequestError):
     def __init__(self, violations: Sequence[FieldViolation]) -> None:
         self.violations = tuple(violations)
         super().__init__("; ".join(f"{v.field}: {v.description}" for v in self.violations))
+
+    def renamed(self, names: Callable[[str], str]) -> InvalidRequestError:
+        """Return the same refusal with other names. names: from a field's name here to that of the caller."""
+        return InvalidRequestError([FieldViolation(names(v.field), v.description) for v in self.violations])
 
 
 def duplicate_id(request_id: str) -> InvalidRequestError:

@@ -34,10 +34,13 @@ def refused(code: int, *arguments: object) -> str:
 
 
 def test_texts_of_flags_and_of_a_file(artifact: Path, tmp_path: Path) -> None:
-    flags = llorch_here("embed", str(artifact), "--text", "The quick", "--text", "x").stdout.splitlines()
+    flags = llorch_here("embed", str(artifact), "--text", "The quick", "--text", "x\u2028y\fz").stdout.split(
+        "\n"
+    )
     file = tmp_path / "texts"
-    file.write_text("The quick\nx\n")
-    assert llorch_here("embed", str(artifact), "--file", str(file)).stdout.splitlines() == flags
+    file.write_bytes("The quick\r\nx\u2028y\fz\n".encode())
+    assert llorch_here("embed", str(artifact), "--file", str(file)).stdout.split("\n") == flags
+    assert flags.pop() == ""
     found = [json.loads(line) for line in flags]
     assert [each["index"] for each in found] == [0, 1]
     assert [len(each["embedding"]) for each in found] == [64, 64]

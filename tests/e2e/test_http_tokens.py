@@ -6,6 +6,8 @@ import pytest
 
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import InvalidRequestError
+from llorch_serve.http.settings import HttpSettings
+from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import ChatMessage, ChatPrompt, ScoreRequest, TextPrompt, TokenPrompt
 from support.builders.checkpoints import BOS_ID
 from support.fakes.generator import INFO
@@ -108,6 +110,15 @@ def test_continuations_are_scored(served):
 )
 def test_bad_bodies_are_refused_by_the_fields_name(served, path, body, fields):
     assert refusal(served[0], path, body) == fields
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/score", "/v1/inference", "/cancel"])
+def test_no_flag_is_named_that_would_change_nothing(path):
+    with fake_front(settings=HttpSettings(unknown=UnknownFields.IGNORE)) as (front, _):
+        answer = send(front.port, "POST", path, {"colour": "red"})
+    assert answer.status == 400
+    assert b"unknown field" in answer.body
+    assert b"--unknown-fields" not in answer.body
 
 
 @pytest.mark.parametrize(

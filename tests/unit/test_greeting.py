@@ -35,6 +35,14 @@ def test_without_http_a_person_is_told_how_to_get_it() -> None:
     assert "--http 8080" in page
 
 
+def test_a_model_that_embeds_is_asked_for_a_vector() -> None:
+    _, call, _ = Welcome("127.0.0.1:50051", "http://127.0.0.1:8080", True, False, embeds=True).lines()
+    assert "curl http://127.0.0.1:8080/v1/embeddings" in call
+    assert json.loads(call.rpartition("-d ")[2].strip("'")) == {"input": "Hello"}
+    _, call, _ = Welcome("127.0.0.1:50051", None, True, False, embeds=True).lines()
+    assert "llorch embed --connect 127.0.0.1:50051 --text Hello" in call
+
+
 @contextlib.contextmanager
 def ascii_stdout() -> Iterator[io.BytesIO]:
     raw = io.BytesIO()

@@ -96,11 +96,20 @@ def test_chats(stream: bool) -> None:
     assert len(sent[-1]["choices"][0]["logprobs"]["content"]) == len(MANY)
 
 
-def test_scores() -> None:
+def test_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[object] = []
+    send_json = Exchange.send_json
+
+    async def noted(exchange: Exchange, body: object) -> None:
+        bodies.append(body)
+        await send_json(exchange, body)
+
+    monkeypatch.setattr(Exchange, "send_json", noted)
     shape = score_routes._Shape("score-1", "m", True)
     score = ContinuationScore(-1.0, False, 300, 1, 0, MANY)
     (sent,) = answered(score_dialect(), shape, GenerationUpdate("r", "", (), END, score=score), stream=False)
     assert len(sent["data"][0]["logprobs"]) == len(MANY)
+    assert [type(body) for body in bodies] == [msgspec.Raw]  # so that the loop has nothing to encode
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,7 +11,16 @@ import pytest
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError, NonFiniteLogitsError, QueueFullError
 from llorch_serve.observe.tap import ObservedGenerator
-from llorch_serve.requests import GenerationRequest, ScoreRequest, TextPrompt
+from llorch_serve.requests import (
+    Completion,
+    ContinuationScore,
+    GenerationRequest,
+    GenerationUpdate,
+    RankRequest,
+    ScoreRequest,
+    TextPrompt,
+    Timings,
+)
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.local import stream
 from support.fakes.generator import FakeGenerator
@@ -86,6 +95,25 @@ def test_a_request_for_scores_is_followed_too(observed):
     assert ended[:2] == ("ended", "s")
     assert ended[2].scored
     assert ended[2].completion.prompt_tokens == len("Hi") + 1 + 3
+
+
+def test_tokens_of_all_documents_are_counted(observed, monkeypatch):
+    generator, inner, recorder = observed
+    end = Completion(FinishReason.LENGTH, None, 1, 0, 0, Timings(0, 0, 0))
+    updates = [
+        GenerationUpdate("k", "", (), end, index=index, score=ContinuationScore(-1.0, True, 1, tokens, 0, ()))
+        for index, tokens in enumerate((10, 10, 300, 300))
+    ]
+    updates = [replace(update, open_answers=left) for left, update in zip((3, 2, 1, 0), updates, strict=True)]
+
+    def submit_rank(_, sink):
+        sink.deliver(updates)
+        return lambda: None
+
+    monkeypatch.setattr(inner, "submit_rank", submit_rank, raising=False)
+    generator.submit_rank(RankRequest("k", "query", ("a", "b")), SimpleNamespace(deliver=lambda _: None))
+    generator.settle()
+    assert recorder.log[-1][2].completion.prompt_tokens == 10 + 300 + 4
 
 
 def test_a_refused_request_for_scores_ends_with_its_error(observed):

@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import InvalidRequestError
+from llorch_serve.http.fields import read_struct
+from llorch_serve.http.messages.schema import MessagesBody
 from llorch_serve.http.openai_requests import read_chat, read_completion
+from llorch_serve.http.rank_routes import RerankBody
+from llorch_serve.http.responses.schema import ResponsesBody
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest
 from llorch_serve.sampling.params import MAX_SEED
 from llorch_serve.structured.spec import JsonObject, JsonSchema
@@ -162,6 +167,32 @@ def test_an_unknown_field_is_refused_with_what_to_do(field: dict[str, Any], inst
     description = refused(**field)[name]
     assert description.startswith("unknown field")
     assert instead in description
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "instead"),
+    [
+        ({"input": "Hi", "max_tokens": 5}, "max_tokens", "send max_output_tokens"),
+        ({"input": "Hi", "response_format": {"type": "json_object"}}, "response_format", "send text.format"),
+        ({"messages": [HELLO], "num_predict": 5}, "num_predict", "send max_tokens"),
+        ({"messages": [HELLO], "stop": ["a"]}, "stop", "send stop_sequences"),
+        ({"messages": [HELLO], "guided_json": {}}, "guided_json", "send output_config.format"),
+        ({"query": "a", "documents": [], "guided_json": {}}, "guided_json", ""),
+        ({"query": "a", "documents": [], "think": False}, "think", ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_to_send_instead_is_a_field_of_the_same_route(
+    body: dict[str, Any], name: str, instead: str
+) -> None:
+    kinds = {"input": ResponsesBody, "messages": MessagesBody, "query": RerankBody}
+    kind: type[msgspec.Struct] = kinds[next(iter(body))]
+    with pytest.raises(InvalidRequestError) as caught:
+        read_struct(json.dumps(body).encode(), kind)
+    (found,) = [violation for violation in caught.value.violations if violation.field == name]
+    assert found.description.startswith("unknown field")
+    assert instead in found.description
+    assert ("send " in found.description) == bool(instead)
 
 
 def test_a_worker_may_ignore_what_it_does_not_know() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.http.fields import MAX_LISTED
+from llorch_serve.http.fields import MAX_COUNTED, MAX_LISTED
 from llorch_serve.http.messages.routes import counting
 from llorch_serve.http.responses.kept import KeptResponses
 from llorch_serve.http.responses.routes import ResponseRoutes
@@ -70,24 +70,29 @@ KINDS = {"text": Text}
     ],
 )
 def test_a_part_is_read_or_refused_by_its_name(raw, field, lenient, optional):
-    findings = Findings(lenient=lenient)
+    findings = Findings(unknown=[] if lenient else None)
     read = read_block(msgspec.Raw(raw), "p", KINDS, findings, optional=optional)
     refused = [violation.field for violation in findings.bad]
+    assert findings.ignored == []
     if field == "p.colour" and lenient:
-        assert (refused, findings.ignored, read) == ([], ["p.colour"], Text("a", "text"))
+        assert (refused, findings.unknown, read) == ([], ["p.colour"], Text("a", "text"))
     elif (b'"image"' in raw and lenient and optional) or (raw == b"{}" and lenient and optional):
-        assert (refused, findings.ignored, read) == ([], ["p"], None)
+        assert (refused, findings.unknown, read) == ([], ["p"], None)
     else:
-        assert (refused, findings.ignored) == ([] if field is None else [field], [])
+        assert (refused, findings.unknown or []) == ([] if field is None else [field], [])
         assert (read is None) == (field not in (None, "p.colour"))
 
 
 def test_what_is_found_is_not_listed_without_end():
-    findings = Findings(lenient=True)
+    findings = Findings(unknown=[])
     raw = msgspec.Raw(msgspec.json.encode({"type": "text", "text": "a"} | {f"c{i}": 1 for i in range(999)}))
     read_block(raw, "p", KINDS, findings)
-    assert len(findings.ignored) == MAX_LISTED + 1
     assert len(findings.told) == MAX_LISTED
+    assert findings.told[-1] == f"and {999 - MAX_LISTED + 1} more"
+    for _ in range(9):
+        read_block(raw, "q", KINDS, findings)
+    assert findings.unknown is not None
+    assert len(findings.unknown) < 2 * MAX_COUNTED
     strict = Findings()
     read_block(raw, "p", KINDS, strict)
     assert strict.is_full

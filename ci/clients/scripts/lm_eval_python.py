@@ -60,7 +60,7 @@ row(
     lambda saw: "exact_match,none" in saw,
 )
 row(
-    "error",
+    "a refusal ends the run",
     lambda: refusal(
         lambda: evaluate("local-chat-completions", SCRIPTED, "chat/completions", gen_kwargs="temperature=9")
     ),

@@ -47,7 +47,7 @@ def make_app(
     on_answered: Callable[[Answered], None],
     unknown: UnknownFields = UnknownFields.REFUSE,
 ) -> ASGIApp:
-    """Return the application. unknown: what becomes of fields that OpenAI's routes do not know."""
+    """Return the application. unknown: see HttpSettings."""
     status, jobs = StatusRoutes(service, exposition), JobDialect()
     responses = ResponseRoutes(KeptResponses(), unknown)
 

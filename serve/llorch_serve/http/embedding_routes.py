@@ -18,6 +18,7 @@ from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.ignored_fields import noting
+from llorch_serve.http.openai_prompts import read_prompts
 from llorch_serve.http.openai_requests import check_model
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.http.unknown_fields import UnknownFields
@@ -27,8 +28,6 @@ from llorch_serve.requests import (
     GenerationUpdate,
     ModelInfo,
     TextEmbedding,
-    TextPrompt,
-    TokenPrompt,
 )
 from llorch_serve.worker.embeddings import MAX_TEXTS
 
@@ -70,9 +69,13 @@ def embeddings_dialect(unknown: UnknownFields = UnknownFields.REFUSE) -> WholeAn
 def _read(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None) -> Plan:
     body = read_struct(raw, EmbeddingsBody, ignored)
     check_model(body.model, info)
+    bad: list[FieldViolation] = []
+    texts = read_prompts(body.input, bad, name="input", most=MAX_TEXTS)
+    if bad:
+        raise InvalidRequestError(bad)
     request = EmbedRequest(
         f"{_PREFIX}{secrets.token_hex(12)}",
-        _texts(body.input),
+        tuple(texts),
         dimensions=body.dimensions,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         client_id=caller.client,
@@ -82,26 +85,6 @@ def _read(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None
     name = body.model or info.names[0]
     shape = _Shape(name, body.encoding_format == "base64", tuple(ignored or ()))
     return Plan((request,), AnswerPlan(False, _own_name, shape))
-
-
-def _texts(given: str | list[str | int | list[int]]) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the texts of a body. Raises InvalidRequestError for lists of several kinds, and empty ones."""
-    if isinstance(given, str):
-        return (TextPrompt(given),)
-    kinds = {type(item) for item in given}
-    if len(kinds) != 1:
-        found = "found an empty list or one of several kinds, expected texts, token ids or lists of token ids"
-        raise InvalidRequestError([FieldViolation("input", found)])
-    if kinds == {int}:
-        return (TokenPrompt(tuple(item for item in given if isinstance(item, int))),)
-    if len(given) > MAX_TEXTS:
-        found = f"found {len(given)} texts, expected 1 to {MAX_TEXTS}"
-        raise InvalidRequestError([FieldViolation("input", found)])
-    return tuple(
-        TextPrompt(item) if isinstance(item, str) else TokenPrompt(tuple(item))
-        for item in given
-        if not isinstance(item, int)
-    )
 
 
 def _own_name(field: str) -> str:

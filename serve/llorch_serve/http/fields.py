@@ -28,10 +28,11 @@ MAX_COUNTED: Final = 1024  # unknown fields of one value that are looked at
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def read_struct(raw: bytes, kind: type[S], ignored: list[str] | None = None) -> S:
+def read_struct(raw: bytes, kind: type[S], ignored: list[str] | None = None, *, ignorable: bool = True) -> S:
     """Return the document as ``kind``; a field that is null or absent takes its default.
 
     ignored: gets the paths of unknown fields, at most MAX_LISTED; None: they are refused.
+    ignorable: a worker can be told to ignore them, which a refusal says.
     Raises InvalidRequestError with every unknown field, every value of the wrong type and every missing
     field.
     """
@@ -56,7 +57,8 @@ def read_struct(raw: bytes, kind: type[S], ignored: list[str] | None = None) -> 
     if ignored is not None:
         ignored += listed([field.path for field in unknown], MAX_LISTED)
     else:  # a body has room for hundreds of thousands
-        bad = [*(FieldViolation(field.path, field.description) for field in unknown[:MAX_LISTED]), *bad]
+        told = ((field.path, field.description(ignorable=ignorable)) for field in unknown[:MAX_LISTED])
+        bad = [*(FieldViolation(path, found) for path, found in told), *bad]
     if bad:
         refuse_fields(bad, unlisted=max(0, len(unknown) - MAX_LISTED) if ignored is None else 0)
     return kind(**read)

@@ -1,4 +1,4 @@
-"""The log's word on fields that were left aside: each name once, however often it comes.
+"""Tells the log of fields that were left aside: each name once for each route, however often it comes.
 
 Input: the paths that reading a body has left aside. Output: a line of the log for those that are new.
 """
@@ -17,10 +17,10 @@ from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.requests import ModelInfo
 
 Read = Callable[[bytes, ModelInfo, Caller, list[str] | None], Plan]
-"""Reads a body; its list gets the fields that were left aside, and without one they are refused."""
+"""Reads a body. The list gets the fields that were left aside; without a list they are refused."""
 
 MOST_NAMES: Final = 256
-"""Names that are told, of all bodies together; callers choose them."""
+"""Names that one route tells at most, as callers invent them."""
 
 _PLACE: Final = re.compile(r"\[\d+\]")
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]-]*")
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class IgnoredFields:
-    """Tells the log of each field once. Any thread."""
+    """Tells the log of each field of one route once. Any thread."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -46,7 +46,7 @@ class IgnoredFields:
 
 
 def noting(read: Read, unknown: UnknownFields) -> Callable[[bytes, ModelInfo, Caller], Plan]:
-    """Return what reads bodies as the worker is told to: what it leaves aside, the log is told of."""
+    """Return what reads bodies as the worker is told to, and tells the log what was left aside."""
     if unknown is UnknownFields.REFUSE:
         return lambda raw, info, caller: read(raw, info, caller, None)
     told = IgnoredFields()

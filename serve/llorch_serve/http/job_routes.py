@@ -62,7 +62,7 @@ class JobDialect:
 
     def read(self, raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
         """Return what a body asks for. Raises InvalidRequestError."""
-        body = read_struct(raw, JobBody)
+        body = read_struct(raw, JobBody, ignorable=False)
         job_id = secrets.token_hex(8) if body.job_id is None else body.job_id
         check_job_id(job_id)
         sampling = SamplingParams(

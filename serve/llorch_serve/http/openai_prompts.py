@@ -15,7 +15,7 @@ from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.http.fields import MAX_LISTED
 from llorch_serve.http.openai_schema import ChatBody, ContentPart, Message
 from llorch_serve.http.unknown_fields import is_null
-from llorch_serve.requests import ChatMessage, Prompt, TextPrompt, TokenPrompt, ToolCall
+from llorch_serve.requests import ChatMessage, TextPrompt, TokenPrompt, ToolCall
 
 MAX_PROMPTS: Final = 32  # of one body
 MAX_MESSAGES: Final = 2**14
@@ -29,8 +29,14 @@ def refuse(bad: list[FieldViolation], name: str, value: object, accepted: tuple[
     bad.append(FieldViolation(name, f"this worker cannot do what it asks for; accepted: {', '.join(shown)}"))
 
 
-def read_prompts(prompt: str | list[str | int | list[int]], bad: list[FieldViolation]) -> list[Prompt]:
-    """Return the prompts of a completion, at most MAX_PROMPTS; ``bad`` gets what is wrong with them."""
+def read_prompts(
+    prompt: str | list[str | int | list[int]],
+    bad: list[FieldViolation],
+    *,
+    name: str = "prompt",
+    most: int = MAX_PROMPTS,
+) -> list[TextPrompt | TokenPrompt]:
+    """Return the prompts of the field ``name``, at most so many; ``bad`` gets what is wrong with them."""
     if isinstance(prompt, str):
         return [TextPrompt(prompt)]
     ids = [item for item in prompt if isinstance(item, int)]
@@ -38,14 +44,12 @@ def read_prompts(prompt: str | list[str | int | list[int]], bad: list[FieldViola
         return [TokenPrompt(tuple(ids))]
     if not prompt or ids or len({type(item) for item in prompt}) > 1:
         expected = "a text, token ids, a list of texts or a list of lists of token ids"
-        bad.append(
-            FieldViolation("prompt", f"found an empty list or one of several kinds, expected {expected}")
-        )
-    elif len(prompt) > MAX_PROMPTS:
-        bad.append(FieldViolation("prompt", f"found {len(prompt)} prompts, expected at most {MAX_PROMPTS}"))
+        bad.append(FieldViolation(name, f"found an empty list or one of several kinds, expected {expected}"))
+    elif len(prompt) > most:
+        bad.append(FieldViolation(name, f"found {len(prompt)} texts, expected at most {most}"))
     return [
         TextPrompt(item) if isinstance(item, str) else TokenPrompt(tuple(item))
-        for item in prompt[:MAX_PROMPTS]
+        for item in prompt[:most]
         if not isinstance(item, int)
     ]
 

@@ -51,7 +51,7 @@ class AnswerShape:
 
     include_usage: a stream ends with the usage of the whole request.
     answers: how many choices each prompt has. logprobs: choices carry log-probabilities.
-    ignored: fields of the body that were left aside, unknown as they are.
+    ignored: fields of the body that are not known and were left aside.
     """
 
     answer_id: str
@@ -70,9 +70,7 @@ def read_completion(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[s
     """
     body = read_struct(raw, CompletionBody, ignored)
     bad: list[FieldViolation] = []
-    best_of = (
-        None if body.best_of == body.n else body.best_of
-    )  # of as many as are asked for, all are the best
+    best_of = None if body.best_of == body.n else body.best_of  # all of n are the best of n
     if body.stream and best_of is not None:
         found = "a stream cannot know yet which answers are best; leave it out, or leave stream out"
         bad.append(FieldViolation("best_of", found))
@@ -162,7 +160,7 @@ class _Options:
 
 def _plan(
     prefix: str,
-    prompts: list[Prompt],
+    prompts: Sequence[Prompt],
     options: _Options,
     body: Shared,
     bad: list[FieldViolation],

@@ -18,7 +18,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 ANY: Final = "*"
 _METHODS: Final = b"GET, POST, DELETE, OPTIONS"
-_EXPOSED: Final = b"X-Correlation-ID, X-Request-ID, Retry-After"
+_EXPOSED: Final = b"X-Correlation-ID, X-Request-ID, Request-ID, Retry-After"
 _REMEMBERED_S: Final = b"600"
 _NAMES: Final = re.compile(r"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")  # of headers
 _MOST_NAMES_CHARS: Final = 2048
@@ -36,7 +36,7 @@ class Origins:
         if not self.allowed:
             return ()
         if ANY in self.allowed:
-            return (*_shared(b"*"),)
+            return _shared(b"*")
         vary = ((b"vary", b"Origin"),)
         return vary if origin not in self.allowed else (*_shared(origin.encode("latin-1")), *vary)
 

@@ -49,8 +49,7 @@ def count_tokens(plan: Plan, generator: TextGenerator) -> int:
     try:
         return len(generator.tokenize(prompt_of(plan))[0])
     except InvalidRequestError as error:
-        bad = [FieldViolation(plan.answer.names(v.field), v.description) for v in error.violations]
-        raise InvalidRequestError(bad) from error
+        raise error.renamed(plan.answer.names) from error
 
 
 def choose_one(body: ConversationBody, name: str, value: object) -> None:

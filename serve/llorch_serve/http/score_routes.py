@@ -58,7 +58,7 @@ def score_dialect() -> WholeAnswers:
 
 def _read(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     """Return what a body asks for. Raises InvalidRequestError or ModelMismatchError."""
-    body = read_struct(raw, ScoreBody)
+    body = read_struct(raw, ScoreBody, ignorable=False)
     choose_one(body, "context", body.context)
     if len(body.continuations) > MAX_CONTINUATIONS:
         found = f"found {len(body.continuations)}, expected 1 to {MAX_CONTINUATIONS}"

@@ -18,7 +18,7 @@ from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.front_desk import FrontDesk, MessageCalls
 from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.engine.load import Load
-from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.errors import InvalidRequestError
 from llorch_serve.http.exchange import Bodies, Exchange
 from llorch_serve.http.problems import Problem, describe
 from llorch_serve.http.shapes import refusal_body
@@ -165,7 +165,7 @@ class HttpService:
             try:
                 await dialect.answer(plan, calls, exchange)
             except InvalidRequestError as error:  # some show after admission, as a grammar's faults do
-                raise _renamed(error, plan) from error
+                raise error.renamed(plan.names) from error
 
     def _submit(self, raw: bytes, caller: Caller, dialect: Dialect, calls: MessageCalls) -> _Admitted:
         """Read a body and submit what it asks for. A pool thread."""
@@ -179,7 +179,7 @@ class HttpService:
             try:
                 submitted.append(calls.submit(request.request_id, submit, whole=not plan.answer.stream))
             except InvalidRequestError as error:
-                raise _renamed(error, plan.answer) from error
+                raise error.renamed(plan.answer.names) from error
         return plan.answer, submitted
 
 
@@ -199,11 +199,6 @@ def _submission(generator: TextGenerator, request: Request) -> Callable[[UpdateS
 def _caller(exchange: Exchange) -> Caller:
     traceparent = exchange.header("traceparent") or ""
     return Caller(exchange.owner, exchange.client, exchange.correlation_id, traceparent)
-
-
-def _renamed(error: InvalidRequestError, plan: AnswerPlan) -> InvalidRequestError:
-    """Return the same refusal with the fields' names as the body has them."""
-    return InvalidRequestError([FieldViolation(plan.names(v.field), v.description) for v in error.violations])
 
 
 class GenerationRoute:

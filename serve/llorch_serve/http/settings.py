@@ -17,7 +17,7 @@ class HttpSettings:
     """hosts: further names under which the worker is addressed; ``*`` among them: any name.
 
     origins: of web pages that may call the worker from a browser, as browsers write them; ``*``: any page.
-    unknown: what becomes of fields that OpenAI's routes do not know.
+    unknown: what becomes of fields that a route does not know, where it has an answer to tell them in.
     """
 
     hosts: tuple[str, ...] = ()

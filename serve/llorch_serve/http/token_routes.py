@@ -37,7 +37,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 def tokenize(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Caller) -> dict[str, Any]:
     """Return the ids of a text or conversation. Raises InvalidRequestError or ModelMismatchError."""
-    body = read_struct(raw, TokenizeBody)
+    body = read_struct(raw, TokenizeBody, ignorable=False)
     choose_one(body, "prompt", body.prompt)
     prompt: Prompt
     if body.prompt is not None:
@@ -51,7 +51,7 @@ def tokenize(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Call
     try:
         ids, _ = generator.tokenize(prompt)
     except InvalidRequestError as error:
-        raise _renamed(error, "prompt") from error
+        raise error.renamed(lambda name: own_name(name, "prompt")) from error
     strings = body.return_token_strs
     texts = [generator.detokenize((id_,), keep_special_tokens=True) for id_ in (ids if strings else ())]
     return {
@@ -64,7 +64,7 @@ def tokenize(raw: bytes, generator: TextGenerator, info: ModelInfo, caller: Call
 
 def detokenize(raw: bytes, generator: TextGenerator, info: ModelInfo, _caller: Caller) -> dict[str, Any]:
     """Return the text of ids. Raises InvalidRequestError or ModelMismatchError."""
-    body = read_struct(raw, DetokenizeBody)
+    body = read_struct(raw, DetokenizeBody, ignorable=False)
     check_model(body.model, info)
     if body.tokens and min(body.tokens) < 0:
         found = f"found {min(body.tokens)}, expected ids from 0 to {info.vocab_size - 1}"
@@ -72,11 +72,5 @@ def detokenize(raw: bytes, generator: TextGenerator, info: ModelInfo, _caller: C
     try:
         text = generator.detokenize(tuple(body.tokens), keep_special_tokens=body.keep_special_tokens)
     except InvalidRequestError as error:
-        raise _renamed(error, "tokens") from error
+        raise error.renamed(lambda name: name.replace("token_ids", "tokens", 1)) from error
     return {"prompt": text}
-
-
-def _renamed(error: InvalidRequestError, prompt: str) -> InvalidRequestError:
-    """Return the same refusal with the fields' names as the body has them."""
-    bad = [(v.field.replace("token_ids", "tokens", 1), v.description) for v in error.violations]
-    return InvalidRequestError([FieldViolation(own_name(name, prompt), found) for name, found in bad])

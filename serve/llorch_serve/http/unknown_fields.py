@@ -24,25 +24,36 @@ _MOST_EMPTY_BYTES: Final = 256  # of what is looked at for being empty, so that 
 
 JSON_SCHEMA_SHAPE: Final = '{"type": "json_schema", "json_schema": {"name": "NAME", "schema": {...}}}'
 
-_INSTEAD: Final = {
+_THOUGHTS: Final = 'for templates that know it, send chat_template_kwargs {"enable_thinking": false}'
+_INSTEAD: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     **dict.fromkeys(
-        ("think", "thinking", "reasoning", "enable_thinking"),
-        'for templates that know it, send chat_template_kwargs {"enable_thinking": false}',
+        ("think", "thinking", "reasoning", "enable_thinking"), (("chat_template_kwargs", _THOUGHTS),)
     ),
-    **dict.fromkeys(("num_ctx", "n_ctx", "context_length"), "llorch serve --max-context sets it"),
-    **dict.fromkeys(("num_predict", "n_predict", "max_new_tokens"), "send max_tokens"),
-    **dict.fromkeys(("repeat_penalty", "repeat_last_n"), "send repetition_penalty"),
-    **dict.fromkeys(("typical", "typ_p"), "send typical_p"),
-    "keep_alive": "the model stays loaded",
-    "options": "send its fields beside messages",
-    "stop_sequences": "send stop",
-    "random_seed": "send seed",
+    **dict.fromkeys(("num_ctx", "n_ctx", "context_length"), (("", "llorch serve --max-context sets it"),)),
     **dict.fromkeys(
-        ("guided_json", "json_schema", "format", "structured_outputs"),
-        f"send response_format {JSON_SCHEMA_SHAPE}",
+        ("num_predict", "n_predict", "max_new_tokens", "max_tokens", "max_completion_tokens"),
+        (("max_tokens", "send max_tokens"), ("max_output_tokens", "send max_output_tokens")),
+    ),
+    "repeat_penalty": (("repetition_penalty", "send repetition_penalty"),),
+    **dict.fromkeys(("typical", "typ_p"), (("typical_p", "send typical_p"),)),
+    "keep_alive": (("", "the model stays loaded"),),
+    "options": (("", "send what it holds in the body itself"),),
+    **dict.fromkeys(
+        ("stop", "stop_sequences"), (("stop", "send stop"), ("stop_sequences", "send stop_sequences"))
+    ),
+    "random_seed": (("seed", "send seed"),),
+    **dict.fromkeys(
+        ("guided_json", "json_schema", "format", "structured_outputs", "response_format"),
+        (
+            ("response_format", f"send response_format {JSON_SCHEMA_SHAPE}"),
+            ("text", "send text.format"),
+            ("output_config", "send output_config.format"),
+        ),
     ),
 }
-"""What to send, or to do, in place of fields that other servers know."""
+"""What to send, or to do, in place of fields that other servers and routes know: the first whose field is
+known where it is sent; an empty one is known everywhere.
+"""
 
 
 class UnknownFields(enum.Enum):
@@ -59,16 +70,13 @@ class UnknownField:
     path: str
     known: tuple[str, ...]
 
-    @property
-    def description(self) -> str:
-        """Why it is refused, and what to do."""
+    def description(self, *, ignorable: bool = True) -> str:
+        """Return why it is refused, and what to do. ignorable: the worker can be told to leave it aside."""
         in_form = self.path.startswith("response_format.")
-        instead = f"send {JSON_SCHEMA_SHAPE}" if in_form else _INSTEAD.get(self.path)
-        hint = f"{instead}, or " if instead else ""
-        return (
-            f"unknown field; known are {', '.join(self.known)}. Leave it out, or {hint}"
-            "start the worker with --unknown-fields ignore"
-        )
+        others = (text for known, text in _INSTEAD.get(self.path, ()) if known in ("", *self.known))
+        todo = ["Leave it out", f"send {JSON_SCHEMA_SHAPE}" if in_form else next(others, "")]
+        todo.append("start the worker with --unknown-fields ignore" if ignorable else "")
+        return f"unknown field; known are {', '.join(self.known)}. {', or '.join(filter(None, todo))}"
 
 
 def unknown_fields(raw: msgspec.Raw, type_: Any, path: str) -> Iterator[UnknownField]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.live_call import LiveCall, check_completed
-from llorch_serve.http.exchange import Exchange
+from llorch_serve.http.exchange import Exchange, as_json
 from llorch_serve.http.problems import Problem
 from llorch_serve.http.service import AnswerPlan, Plan
 from llorch_serve.requests import GenerationUpdate, ModelInfo
@@ -39,7 +39,9 @@ class WholeAnswers:
         for update in updates:
             check_completed(update)
         # Millions of numbers take as long to write as other calls would notice.
-        await exchange.send_json(await asyncio.to_thread(self._written, plan.detail, updates))
+        await exchange.send_json(
+            await asyncio.to_thread(lambda: as_json(self._written(plan.detail, updates)))
+        )
 
     def refusal(self, problem: Problem) -> object:
         """Return the body of a refusal."""

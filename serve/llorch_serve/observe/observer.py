@@ -30,7 +30,7 @@ class RequestFacts:
     """What observers are told of a request: none of its texts, which would be kept until its end.
 
     operation: ``chat`` or ``text_completion``, as OpenTelemetry's conventions say, EMBED or SCORE.
-    continuations: how many are to be scored.
+    continuations: how many are to be scored, each context the same number of times. contexts: how many.
     temperature, top_p, top_k, max_tokens, seed: what was asked for; None: nothing was.
     """
 
@@ -39,6 +39,7 @@ class RequestFacts:
     correlation_id: str = ""
     traceparent: str = ""
     continuations: int = 0
+    contexts: int = 1
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -52,7 +53,8 @@ class RequestFacts:
         if isinstance(request, ScoreRequest):
             return cls(request.request_id, SCORE, *ids, continuations=len(request.continuations))
         if isinstance(request, RankRequest):
-            return cls(request.request_id, SCORE, *ids, continuations=2 * len(request.documents))
+            documents = len(request.documents)
+            return cls(request.request_id, SCORE, *ids, continuations=2 * documents, contexts=documents)
         if isinstance(request, EmbedRequest):
             return cls(request.request_id, EMBED, *ids)
         sampling = request.sampling

@@ -220,7 +220,9 @@ def _ending(seen: Observed, at_s: float) -> Ending:
         return Ending(at_s, completion)
     if len(seen.scores) < seen.request.continuations:
         return Ending(at_s, replace(completion, reason=FinishReason.CANCELLED))
-    tokens = seen.scores[0].context_tokens + sum(score.token_count for score in seen.scores)
+    # Each context is told with each of its continuations.
+    contexts = sum(score.context_tokens for score in seen.scores) * seen.request.contexts
+    tokens = contexts // len(seen.scores) + sum(score.token_count for score in seen.scores)
     return Ending(at_s, replace(completion, prompt_tokens=tokens), scored=True)
 
 

@@ -2,8 +2,8 @@
 
 Where the limit is reached, a new call evicts another: of the calls of the connection that holds most of them,
 the one that has run longest. So a client that comes again is served again, and whoever fills the limit evicts
-its own calls first. Or, where calls are cheaper to refuse, it is refused more, until its oldest has run for a
-while: a connection may be a proxy's, and its calls many people's.
+its own calls first. A limit can also refuse that connection another call, which costs less than an eviction,
+until its oldest has run for a while: a connection may be a proxy's, and its calls many people's.
 """
 
 from __future__ import annotations

@@ -82,12 +82,12 @@ def _texts(given: list[str] | None, file: Path | None) -> list[str]:
         return given
     try:
         raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        lines = raw.decode("utf-8").splitlines()
+        read = raw.decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--file {file} cannot be read as UTF-8 text: {error}") from error
-    if not lines:
+    if not read:
         raise UsageError(f"--file {file} is empty; expected a text in each line")
-    return lines
+    return read.removesuffix("\n").split("\n")  # other ends of lines, as U+2028, may stand in a text
 
 
 def _document(index: int, found: TextEmbedding) -> dict[str, Any]:

@@ -19,26 +19,31 @@ class Welcome:
     """What the lines are made of.
 
     address: HOST:PORT of gRPC. http: the HTTP front's URL without a path; None: there is none.
-    has_chat: the model has a chat template. asks_token: callers must show a token.
+    has_chat: the model has a chat template. asks_token: callers must show a token. embeds: the model gives
+    vectors of texts, and no answers.
     """
 
     address: str
     http: str | None
     has_chat: bool
     asks_token: bool
+    embeds: bool = False
 
     def lines(self) -> tuple[str, str, str]:
         """Return the three lines."""
         if self.http is None:
-            asked = "--chat Hello" if self.has_chat else "--prompt Once"
+            asked = f"{'--chat Hello' if self.has_chat else '--prompt Once'} --max-tokens 32"
+            command, asked = ("embed", "--text Hello") if self.embeds else ("generate", asked)
             return (
                 f"  address  {_reachable(self.address)} (gRPC)",
-                f"  try      llorch generate --connect {_reachable(self.address)} {asked} --max-tokens 32",
+                f"  try      llorch {command} --connect {_reachable(self.address)} {asked}",
                 "  page     none; add --http 8080 for OpenAI's API and a page to chat",
             )
         url = _reachable(self.http)
         path, body = "completions", '{"prompt": "Once", "max_tokens": 32}'
-        if self.has_chat:
+        if self.embeds:
+            path, body = "embeddings", '{"input": "Hello"}'
+        elif self.has_chat:
             path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
         shown = ' -H "Authorization: Bearer $LLORCH_API_TOKEN"' if self.asks_token else ""
         return (

@@ -50,8 +50,8 @@ class HttpFlags(FlagGroup, frozen=True):
         UnknownFields,
         typer.Option(
             "--unknown-fields",
-            help="With --http: whether OpenAI's routes refuse fields that llorch does not know, or leave "
-            "them aside and say so in the answer's llorch.ignored and once in the log.",
+            help="With --http: whether fields that llorch does not know are refused, or left aside and told "
+            "in the answer's llorch.ignored and once in the log. Tokens, scores and jobs refuse them always.",
         ),
     ] = UnknownFields.REFUSE
 

@@ -167,9 +167,9 @@ def _run(loading: _Loading, server: ServerConfig, fronts: ServingFronts, manager
         assert loading.worker is not None
         fronts.announce("worker.ready", address, f"serving {_describe(loading.worker)} at {address}")
         if is_wanted():
-            has_chat = loading.worker.model_info().has_chat_template
-            url = next(iter(fronts.urls), None)
-            for line in Welcome(address, url, has_chat, asks_token=bool(server.security.tokens)).lines():
+            info, url = loading.worker.model_info(), next(iter(fronts.urls), None)
+            asks_token, embeds = bool(server.security.tokens), info.embedding_size > 0
+            for line in Welcome(address, url, info.has_chat_template, asks_token, embeds).lines():
                 say(line)
 
     asyncio.run(

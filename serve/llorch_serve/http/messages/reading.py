@@ -87,7 +87,7 @@ def read_count(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] |
 
 
 def _translate(body: CountBody, unknown: list[str] | None, **sampling: Any) -> Translation:
-    findings = Findings(ignored=list(unknown or ()), lenient=unknown is not None)
+    findings = Findings(unknown=unknown)
     refuse(findings.bad, "container", body.container, (None,))
     refuse(findings.bad, "mcp_servers", body.mcp_servers, (None, []))
     found = read_turns(body.system, body.messages, findings)

@@ -122,8 +122,8 @@ def _read_thoughts(item: Reasoning, path: str, findings: Findings) -> str:
             findings.refuse(f"{path}.encrypted_content", "is not as this worker gave it; leave the item out")
     elif wrapped and not content and not summary:
         found = "found what another server encrypted, which cannot be read here; leave the item out"
-        if findings.lenient:
-            findings.ignored.append(path)
+        if findings.unknown is not None:
+            findings.unknown.append(path)
         else:
             findings.refuse(f"{path}.encrypted_content", found)
     return content or summary

@@ -61,7 +61,7 @@ def read_response(
     Raises InvalidRequestError or ModelMismatchError.
     """
     body = read_struct(raw, ResponsesBody, ignored)
-    findings = Findings(ignored=list(ignored or ()), lenient=ignored is not None)
+    findings = Findings(unknown=ignored)
     _refuse_others(body, findings)
     known, size = _kept_messages(body, caller, kept, findings)
     conversation = Conversation(list(known), ["previous_response_id"] * len(known), fixed=len(known))

@@ -14,8 +14,8 @@ import msgspec
 
 from llorch_serve.errors import FieldViolation
 from llorch_serve.files.json_errors import NOT_JSON
-from llorch_serve.http.fields import MAX_LISTED
-from llorch_serve.http.unknown_fields import MAX_NAME_CHARS, unknown_fields
+from llorch_serve.http.fields import MAX_COUNTED, MAX_LISTED
+from llorch_serve.http.unknown_fields import MAX_NAME_CHARS, listed, unknown_fields
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -24,13 +24,13 @@ S = TypeVar("S", bound=msgspec.Struct)
 class Findings:
     """What was found in a body beside what it asks for. bad: what it is refused for.
 
-    ignored: names of what has no effect, for the answer to tell. lenient: fields that are not known, and
-    tools that this worker cannot offer, are among those; else they are refused.
+    ignored: names of what is known and has no effect, for the answer to tell. unknown: gets names of what is
+    not known, and of tools that this worker cannot offer, for the answer and the log; None: they are refused.
     """
 
     bad: list[FieldViolation] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    lenient: bool = False
+    unknown: list[str] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -39,8 +39,8 @@ class Findings:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """The first of what has no effect, each name once."""
-        return tuple(dict.fromkeys(self.ignored))[:MAX_LISTED]
+        """What has no effect, each name once, and how much more there is than is listed."""
+        return tuple(listed(list(dict.fromkeys([*(self.unknown or ()), *self.ignored])), MAX_LISTED))
 
     def refuse(self, name: str, found: str) -> None:
         """Note what a field is refused for."""
@@ -84,8 +84,8 @@ def read_block(
     except NOT_JSON as error:
         findings.bad.append(_violation(path, error))
         return None
-    if optional and findings.lenient:
-        findings.ignored.append(path)
+    if optional and findings.unknown is not None:
+        findings.unknown.append(path)
         return None
     shown = "none" if named is None else repr(named[:MAX_NAME_CHARS])
     expected = ", ".join(kinds)
@@ -96,11 +96,11 @@ def read_block(
 
 def _note_unknown(raw: msgspec.Raw, path: str, kind: type[msgspec.Struct], findings: Findings) -> None:
     for unknown in unknown_fields(raw, kind, path):
-        if findings.lenient:
-            findings.ignored.append(unknown.path)
+        if findings.unknown is None:
+            findings.refuse(unknown.path, unknown.description())
         else:
-            findings.refuse(unknown.path, unknown.description)
-        if findings.is_full or len(findings.ignored) > MAX_LISTED:
+            findings.unknown.append(unknown.path)
+        if findings.is_full or len(findings.unknown or ()) > MAX_COUNTED:
             return
 
 

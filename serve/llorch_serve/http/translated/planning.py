@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from llorch_serve.calls.callers import Caller
-from llorch_serve.errors import FieldViolation, InvalidRequestError
+from llorch_serve.errors import InvalidRequestError
 from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.http.openai_requests import plan_chat
 from llorch_serve.http.openai_schema import ChatBody
@@ -102,8 +102,7 @@ class Translation:
         try:
             plan = plan_chat(self.chat, info, caller, prefix)
         except InvalidRequestError as error:
-            bad = [FieldViolation(own(v.field), v.description) for v in error.violations]
-            raise InvalidRequestError(bad) from error
+            raise error.renamed(own) from error
         (request,) = plan.requests
         chat_names = plan.answer.names
         answer = AnswerPlan(
