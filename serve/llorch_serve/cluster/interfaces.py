@@ -6,7 +6,7 @@ tests over workers in their own process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -18,14 +18,17 @@ CallKind: TypeAlias = Literal["generate", "score", "rank", "embed"]
 
 @dataclass(frozen=True, slots=True)
 class RoutingHint:
-    """What a choice among replicas may look at.
+    """What goes with a request beside its bytes: what a choice among replicas may look at, and its names.
 
+    request_id, owner: the request's, so that any front can end it.
     prefix_hashes: chained hashes of the blocks of the prompt's token ids, the first block's first.
     fingerprint: of the model that must answer.
     session: whose conversation it is, for ties; None: nobody's.
     avoid: replicas that have just failed this request.
     """
 
+    request_id: str
+    owner: str = ""
     prefix_hashes: tuple[int, ...] = ()
     fingerprint: str = ""
     session: str | None = None
@@ -66,7 +69,7 @@ class ReplicaLoad:
 class Replicas(Protocol):
     """The replicas of one model. Used on one event loop."""
 
-    def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncIterator[bytes]:
+    def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncGenerator[bytes, None]:
         """Have one replica answer a request; give its answer's parts as they come, see ``wire.py``.
 
         Closing the iterator ends the request. Raises what ``failures.py`` tells apart.
