@@ -1,0 +1,1 @@
+"""One model behind many replicas, on nodes that Ray leads; needs the extra ``ray``."""
