@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.cluster import RayCluster, ray_cluster
 from support.harness.processes import WorkerProcess, llorch_here, serving
 from support.harness.routing import WAYS, going
 
@@ -88,3 +89,10 @@ def way_at_leisure(request: pytest.FixtureRequest) -> Iterator[str]:
     """As ``way``, for fronts of which that shows little more."""
     with going(request.param):
         yield request.param
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RayCluster]:
+    """The one Ray cluster of a test session, which takes seconds to start; this process is its driver."""
+    with ray_cluster() as started:
+        yield started
