@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.cluster import RayCluster, ray_cluster
 from support.harness.processes import WorkerProcess, llorch_here, serving
 
 
@@ -73,3 +74,10 @@ def smollm2_worker(smollm2: Callable[..., Path]) -> Iterator[Callable[..., Worke
             return started[key]
 
         yield serve
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RayCluster]:
+    """The one Ray cluster of a test session, which takes seconds to start; this process is its driver."""
+    with ray_cluster() as started:
+        yield started

@@ -95,7 +95,8 @@ class SourceForms:
             apart = tensor.name if codes.across else ""
             # Blocks have a scale each; what the runtime widens has the scales of the file, one a group.
             group = None if isinstance(form, BlockForm) else codes.group
-            scales = (codes.scale_type, codes.zero_type, codes.scale_table is None, group)
+            numbers = (codes.zero_type, codes.zero_kind)
+            scales = (codes.scale_type, numbers, codes.scale_table is None, group)
             keys.add((scales, form, order, levels, apart))
         return len(keys) == 1
 

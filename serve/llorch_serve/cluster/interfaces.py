@@ -1,0 +1,87 @@
+"""What a front asks of the replicas behind it, as protocols and plain data.
+
+``routed_generator.py`` is written against :class:`Replicas`; ``handles.py`` implements it over Ray, and the
+tests over workers in their own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from llorch_serve.engine.load import Load
+from llorch_serve.requests import ModelInfo
+
+CallKind: TypeAlias = Literal["generate", "score", "rank", "embed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingHint:
+    """What a choice among replicas may look at.
+
+    prefix_hashes: chained hashes of the blocks of the prompt's token ids, the first block's first.
+    fingerprint: of the model that must answer.
+    session: whose conversation it is, for ties; None: nobody's.
+    avoid: replicas that have just failed this request.
+    """
+
+    prefix_hashes: tuple[int, ...] = ()
+    fingerprint: str = ""
+    session: str | None = None
+    avoid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a replica says of itself, so that a front refuses what the replica would.
+
+    info: the model, as one replica serves it.
+    most_waiting: sequences of one request that its queue can hold.
+    tool_format, reasoning_format, rank_format: see :class:`llorch_serve.config.EngineConfig`.
+    """
+
+    info: ModelInfo
+    most_waiting: int = 1024
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
+    rank_format: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """How busy one replica is.
+
+    replica: its name. fingerprint: of its model.
+    memory_bytes, memory_total_bytes: of the device that it runs on, used and there; 0: not known.
+    """
+
+    replica: str
+    fingerprint: str
+    load: Load
+    memory_bytes: int = 0
+    memory_total_bytes: int = 0
+
+
+class Replicas(Protocol):
+    """The replicas of one model. Used on one event loop."""
+
+    def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncIterator[bytes]:
+        """Have one replica answer a request; give its answer's parts as they come, see ``wire.py``.
+
+        Closing the iterator ends the request. Raises what ``failures.py`` tells apart.
+        """
+
+    async def describe(self) -> Description:
+        """Return what a replica says of itself, once one is there."""
+
+    async def loads(self) -> Sequence[ReplicaLoad]:
+        """Return how busy each replica is that runs."""
+
+    async def abort(self, request_ids: Sequence[str], owner: str) -> tuple[str, ...]:
+        """End a caller's live requests, whatever front they came by; return the ids of those that were
+        live.
+        """
+
+    async def close(self) -> None:
+        """Let go of the replicas, which go on."""
