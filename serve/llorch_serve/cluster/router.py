@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from llorch_serve.cluster.choice import Candidate, RoutingHint, Rules, choose
+from llorch_serve.cluster.choice import Candidate, Rules, choose
+from llorch_serve.cluster.interfaces import RoutingHint
 from llorch_serve.cluster.prefix_index import PrefixIndex
 from llorch_serve.cluster.unsent import Unsent
 
-AVOID_S = 15.0
-"""How long a request waits for a replica that has not failed it: a new one takes some six seconds to start."""
+_ANYWHERE: Final = RoutingHint("")
+AVOID_S: Final = 15.0
+"""How long a request waits for a replica that has not failed it: a new one starts in some six seconds."""
 
 
 class PrefixRouter(RequestRouter):
@@ -45,7 +48,7 @@ class PrefixRouter(RequestRouter):
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # or Ray asks again without a pause
             if time.time() - pending_request.created_at > AVOID_S:
-                hint = RoutingHint(hint.prefix, hint.fingerprint, hint.session)
+                hint = replace(hint, avoid=frozenset())
         by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
         self._index.keep({name: _slots_of(one) for name, one in by_name.items()})
         candidates = [self._candidate(name, one) for name, one in by_name.items()]
@@ -67,6 +70,8 @@ class PrefixRouter(RequestRouter):
         hint = _hint_of(pending_request)
         if hint.prefix is not None:
             self._index.sent(replica_id.unique_id, hint.prefix)
+        if hint.on_taken is not None:
+            hint.on_taken(replica_id.unique_id)
 
     def _candidate(self, name: str, replica: RunningReplica) -> Candidate:
         known = self.replica_queue_len_cache.get(replica.replica_id)  # None: not asked for some time
@@ -81,7 +86,7 @@ class PrefixRouter(RequestRouter):
 
 def _hint_of(request: PendingRequest | None) -> RoutingHint:
     given: Iterable[Any] = () if request is None else (*request.args, *request.kwargs.values())
-    return next((each for each in given if isinstance(each, RoutingHint)), RoutingHint())
+    return next((each for each in given if isinstance(each, RoutingHint)), _ANYWHERE)
 
 
 def _slots_of(replica: RunningReplica) -> int:
