@@ -83,6 +83,8 @@ class Codes:
     scale_table: where scales are bytes in the file.
     across: outputs that share scales and zero points, which lie as many rows apart as all rows over it: then
         each column has its own (``group`` is 1), and rows repeat; 0: groups lie within rows.
+    input_scales: what inputs are multiplied by, float32 [columns], in the matrix's own order; None: nothing.
+        The matrix is that which takes the inputs as they are.
     rounding: the most by which a value differs from the matrix's, as a share of the largest that its scale
         allows: more than 0 where the matrix holds values that are no whole numbers.
     input_order: column ``j`` of the codes is column ``input_order[j]`` of the matrix, intp [columns]; None:
@@ -104,6 +106,12 @@ class Codes:
     scale_table: ScaleTable | None = None
     across: int = 0
     zero_kind: ZeroKind = "points"
+    input_scales: npt.NDArray[np.float32] | None = None
+
+    @property
+    def takes_inputs_as_they_are(self) -> bool:
+        """Whether rows of the codes are rows of the matrix."""
+        return self.input_order is None and self.input_scales is None
 
     @property
     def groups(self) -> int:
@@ -115,11 +123,14 @@ class Codes:
         product rounded once.
         """
         values = self._products(self.read(start, stop))
-        if self.input_order is None:
-            return values
-        found = np.empty_like(values)
-        found[:, self.input_order] = values
-        return found
+        if self.input_order is not None:
+            found = np.empty_like(values)
+            found[:, self.input_order] = values
+            values = found
+        if self.input_scales is not None:
+            with np.errstate(over="ignore"):  # found where the weights are written
+                values *= self.input_scales
+        return values
 
     def _products(self, rows: CodeRows) -> npt.NDArray[np.float32]:
         """Return codes times scales [rows, columns], in the order of the codes."""

@@ -23,6 +23,7 @@ from llorch_export.checkpoint.packed.base import (
     in_words,
     require_finite_scales,
     scale_type,
+    with_scaled_inputs,
 )
 from llorch_export.checkpoint.packed.floats import float8, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
@@ -61,17 +62,14 @@ class TorchAoReader:
                 f"read; expected one of {', '.join(_CLASSES)}. Load the model with torchao, quantise it to "
                 "one of these and save it again"
             )
-        if f"{_PREFIX}act_pre_scale" in module.parts:
-            raise ArtifactError(
-                f"{place.path}: {name} has act_pre_scale, by which inputs are to be multiplied; export from "
-                "the original weights"
-            )
         data = note.get("_data")
         if not isinstance(data, Mapping):
             raise ArtifactError(
                 f"{place.path}: the description of {name} has no _data; the file is damaged, fetch it again"
             )
-        return read(module, Fields(data, origin=f"{place.path}: description of {name}"))
+        matrix = read(module, Fields(data, origin=f"{place.path}: description of {name}"))
+        before = module.parts.get(f"{_PREFIX}act_pre_scale")
+        return matrix if before is None else with_scaled_inputs(module, matrix, before)
 
 
 def _note(place: StoredArray, name: str) -> Mapping[str, object]:
