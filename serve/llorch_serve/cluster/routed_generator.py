@@ -20,6 +20,7 @@ from llorch_serve.cluster import wire
 from llorch_serve.cluster.front_model import RequestReader
 from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, Replicas, RoutingHint
 from llorch_serve.cluster.loop_thread import LoopThread
+from llorch_serve.cluster.prefix_index import prefix_of
 from llorch_serve.cluster.routed_call import RoutedCall
 from llorch_serve.engine.load import NOTHING, Load, WorkerState
 from llorch_serve.errors import (
@@ -158,6 +159,8 @@ class RoutedGenerator:
         return RoutingHint(
             request.request_id,
             request.owner,
+            # Callers share no prefixes unless replicas are told otherwise.
+            prefix=prefix_of(ids, request.owner) if ids else None,
             fingerprint=self._info.fingerprint,
             session=f"{request.owner}/{request.client_id}" if request.client_id else None,
         )
