@@ -6,7 +6,7 @@ tests over workers in their own process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -84,7 +84,7 @@ class ReplicaLoad:
 class Replicas(Protocol):
     """The replicas of one model. Used on one event loop."""
 
-    def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncIterator[bytes]:
+    def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncGenerator[bytes, None]:
         """Have one replica answer a request; give its answer's parts as they come, see ``wire.py``.
 
         Closing the iterator ends the request. Raises what ``failures.py`` tells apart.
