@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.calls.long_answers import places_of, written
 from llorch_serve.cluster import wire
 from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, RoutingHint
+from llorch_serve.cluster.memory import ProcessMemory
 from llorch_serve.errors import EngineStoppedError, ModelMismatchError, UnavailableError
 from llorch_serve.requests import Abort, UpdateSink
 
@@ -50,6 +52,7 @@ class ServedReplica:
         # nothing of each other's ids.
         self._running: dict[tuple[str, str], set[str]] = {}
         self._count = itertools.count()
+        self._memory = ProcessMemory(time.monotonic)
         self._failure: EngineStoppedError | None = None
         worker.when_dead(self._died)
 
@@ -104,7 +107,13 @@ class ServedReplica:
     async def load(self) -> bytes:
         """Return how busy it is, see :func:`llorch_serve.cluster.wire.read_load`."""
         fingerprint = self._description.info.fingerprint
-        return wire.write_load(ReplicaLoad(self.name, fingerprint, self._worker.load()))
+        resident, on_device = self._memory.resident_bytes(), self._memory.device_bytes()
+        return wire.write_load(ReplicaLoad(self.name, fingerprint, self._worker.load(), resident, on_device))
+
+    def record_replica_metadata(self) -> dict[str, int | str]:
+        """Return what ``router.py`` needs of it, which Ray asks for once."""
+        info = self._description.info
+        return {"slots": info.slots, "fingerprint": info.fingerprint}
 
     def check_health(self) -> None:
         """Raise UnavailableError once the engine has stopped: only a new replica will answer."""
