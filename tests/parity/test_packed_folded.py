@@ -107,7 +107,7 @@ BESIDE: dict[str, tuple[Write, str]] = {
     "hqq, 8 bits": (by_hqq(8, 32), "8 bits, block 32, exactly, zero points beside the codes"),
     "hqq, 4 bits": (by_hqq(4, 32), "4 bits, block 32, exactly, zero points beside the codes"),
     "hqq, 3 bits": (by_hqq(3, 32), "4 bits, block 32, exactly, of 3 bits in the file, zero points beside"),
-    "hqq, 2 bits": (by_hqq(2, 32), "2 bits, block 32, exactly, zero points beside the codes"),
+    "hqq, 2 bits": (by_hqq(2, 32), "of 2 bits in the file, inputs not rounded, zero points beside the codes"),
 }
 NEARLY: dict[str, tuple[Write, str]] = {
     "nf4": (by_bitsandbytes("nf4"), "0.38% of a block's largest value, of 4 bits in the file"),

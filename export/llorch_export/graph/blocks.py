@@ -49,6 +49,7 @@ class BlockWeight:
     input_order: column ``j`` of it is for input ``input_order[j]``; None: for input ``j``.
     offsets: [groups, rows], what the sum of each group of inputs is multiplied by and added to the product;
         None: nothing.
+    rounded_inputs: whether products may round their inputs, as the recipe says.
     """
 
     packed: ir.Value
@@ -59,6 +60,7 @@ class BlockWeight:
     columns: int
     input_order: npt.NDArray[np.intp] | None = None
     offsets: ir.Value | None = None
+    rounded_inputs: bool = True
 
 
 def block_weight(
@@ -148,6 +150,7 @@ def _folded(b: GraphBuilder, name: str, weights: Sequence[str], codes: Codes, ho
         codes.columns,
         codes.input_order,
         wide.offsets,
+        rounded_inputs=not how.pairs,
     )
 
 
