@@ -154,6 +154,16 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """What a prompt has become in another process that serves the same model: its token ids, and the text
+    that they stand for.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
 MIN_PRIORITY: Final = -10
 MAX_PRIORITY: Final = 10
 
@@ -227,6 +237,7 @@ class GenerationRequest:
         ``waiting.py``.
     fingerprint: if given, that of the model which must answer.
     answers: which answers come back.
+    encoded: the prompt's tokens, where the front of a cluster has encoded it; else None.
     """
 
     request_id: str
@@ -239,6 +250,7 @@ class GenerationRequest:
     priority: int = 0
     fingerprint: str | None = None
     answers: AnswerOptions = AnswerOptions()
+    encoded: EncodedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from unittest import mock
 
+from support.harness.processes import with_scripts
+
 CORES = 4
 STORE_BYTES = 80 * 2**20
 
@@ -34,8 +36,11 @@ def ray_cluster() -> Iterator[RayCluster]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # How often Ray hears how many requests there are, by which it chooses how many replicas run.
+        "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
     }
-    with mock.patch.dict(os.environ, settings), warnings.catch_warnings():
+    with mock.patch.dict(os.environ, with_scripts() | settings), warnings.catch_warnings():
         os.environ.pop("RAY_ADDRESS", None)  # a cluster of somebody else
         warnings.simplefilter("ignore")  # Ray's own
         import ray
@@ -55,9 +60,7 @@ def ray_cluster() -> Iterator[RayCluster]:
             serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
             yield RayCluster(context.address_info["address"])
         finally:
-            with contextlib.suppress(Exception):  # a test may have killed the controller
-                serve.shutdown()
-            ray.shutdown()
+            ray.shutdown()  # and all that runs there with it
 
 
 @contextlib.contextmanager

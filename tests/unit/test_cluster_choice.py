@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_serve.cluster.choice import Candidate, RoutingHint, Rules, choose
+from llorch_serve.cluster.choice import Candidate, Rules, choose
+from llorch_serve.cluster.interfaces import RoutingHint
 from llorch_serve.cluster.prefix_index import Prefix, PrefixIndex, prefix_of
 from support.fakes.simulated_replicas import (
     ByPowerOfTwo,
@@ -42,13 +43,13 @@ def index_of(*sent: tuple[str, Prefix], slots: int = 4) -> PrefixIndex:
 
 def test_the_idlest_replica_answers_what_nobody_knows() -> None:
     three = [candidate("a", 2), candidate("b", 1), candidate("c", 3)]
-    assert choose(three, RoutingHint(prompt(0, 100)), index_of(), RULES) == ("b", "a")
-    assert choose(three, RoutingHint(), index_of(), RULES) == ("b", "a")
+    assert choose(three, RoutingHint("r", prefix=prompt(0, 100)), index_of(), RULES) == ("b", "a")
+    assert choose(three, RoutingHint("r"), index_of(), RULES) == ("b", "a")
 
 
 def test_the_longest_match_is_chosen_within_the_slack() -> None:
     index = index_of(("a", prompt(0, 100)), ("b", prompt(0, 200)))
-    hint = RoutingHint(prompt(0, 300))
+    hint = RoutingHint("r", prefix=prompt(0, 300))
     assert choose([candidate("a"), candidate("b", 2), candidate("c")], hint, index, RULES)[0] == "b"
     # One request more, and it is the idlest that still knows something of it.
     assert choose([candidate("a"), candidate("b", 3), candidate("c")], hint, index, RULES)[0] == "a"
@@ -62,9 +63,14 @@ def test_the_longest_match_is_chosen_within_the_slack() -> None:
 def test_a_match_that_costs_another_prompt_more_than_it_saves_is_none() -> None:
     full = index_of(*(("a", prompt(1000 * number, 300)) for number in range(4)))
     beginning = [*range(64), *range(9000, 9100)]  # 64 tokens of what replica a holds, as a system prompt is
-    assert choose([candidate("a"), candidate("b")], RoutingHint(prefix_of(beginning)), full, RULES)[0] == "b"
-    assert choose([candidate("a")], RoutingHint(prefix_of(beginning)), full, RULES) == ("a",)
-    going_on = RoutingHint(prompt(0, 400))
+    assert (
+        choose([candidate("a"), candidate("b")], RoutingHint("r", prefix=prefix_of(beginning)), full, RULES)[
+            0
+        ]
+        == "b"
+    )
+    assert choose([candidate("a")], RoutingHint("r", prefix=prefix_of(beginning)), full, RULES) == ("a",)
+    going_on = RoutingHint("r", prefix=prompt(0, 400))
     assert choose([candidate("a"), candidate("b")], going_on, full, RULES)[0] == "a"
 
 
@@ -76,7 +82,7 @@ def test_what_all_replicas_would_give_up_first_costs_nothing() -> None:
         ("b", prompt(3000, 500)),
     ]
     index = index_of(*sent, slots=2)
-    shares = RoutingHint(prefix_of([*range(2000, 2160), *range(9000, 9100)]))
+    shares = RoutingHint("r", prefix=prefix_of([*range(2000, 2160), *range(9000, 9100)]))
     assert index.last_use("a") == 1
     assert choose([candidate("a"), candidate("b")], shares, index, RULES)[0] == "a"
 
@@ -84,27 +90,27 @@ def test_what_all_replicas_would_give_up_first_costs_nothing() -> None:
 def test_new_conversations_go_where_a_slot_is_empty_and_then_where_the_oldest_prompt_is() -> None:
     index = index_of(("a", prompt(0, 100)), slots=1)
     two = [candidate("a"), candidate("b")]
-    assert choose(two, RoutingHint(prompt(5000, 100)), index, RULES)[0] == "b"
+    assert choose(two, RoutingHint("r", prefix=prompt(5000, 100)), index, RULES)[0] == "b"
     index.sent("b", prompt(5000, 100))
-    assert choose(two, RoutingHint(prompt(6000, 100)), index, RULES)[0] == "a"
+    assert choose(two, RoutingHint("r", prefix=prompt(6000, 100)), index, RULES)[0] == "a"
 
 
 def test_a_session_decides_among_equals_and_in_every_front_alike() -> None:
     two = [candidate("a"), candidate("b")]
     chosen = {
-        session: choose(two, RoutingHint(session=session), index_of(), RULES)[0]
+        session: choose(two, RoutingHint("r", session=session), index_of(), RULES)[0]
         for session in map(str, range(20))
     }
     assert set(chosen.values()) == {"a", "b"}
     other_order = [candidate("b"), candidate("a")]
     for session, replica in chosen.items():
-        assert choose(other_order, RoutingHint(session=session), index_of(), RULES)[0] == replica
+        assert choose(other_order, RoutingHint("r", session=session), index_of(), RULES)[0] == replica
     busier = [candidate("a", 1), candidate("b")]
-    assert {choose(busier, RoutingHint(session=str(n)), index_of(), RULES)[0] for n in range(9)} == {"b"}
+    assert {choose(busier, RoutingHint("r", session=str(n)), index_of(), RULES)[0] for n in range(9)} == {"b"}
 
 
 def test_full_failed_and_foreign_replicas_are_never_chosen() -> None:
-    hint = RoutingHint(prompt(0, 100), fingerprint="new", avoid=frozenset("c"))
+    hint = RoutingHint("r", prefix=prompt(0, 100), fingerprint="new", avoid=frozenset("c"))
     index = index_of(("a", prompt(0, 100)), ("b", prompt(0, 100)), ("c", prompt(0, 100)))
     a, b, c = candidate("a", fingerprint="new"), candidate("b", fingerprint="old"), candidate("c")
     assert choose([a, b, c], hint, index, RULES) == ("a",)
@@ -116,8 +122,8 @@ def test_full_failed_and_foreign_replicas_are_never_chosen() -> None:
 
 
 def test_a_hint_leaves_the_process_without_the_prompt() -> None:
-    hint = RoutingHint(prompt(0, 1000), "new", "s", frozenset("c"))
-    assert pickle.loads(pickle.dumps(hint)) == replace(hint, prefix=None)
+    hint = RoutingHint("r", "o", prompt(0, 1000), "new", "s", frozenset("c"), print)
+    assert pickle.loads(pickle.dumps(hint)) == replace(hint, prefix=None, on_taken=None)
     assert len(pickle.dumps(hint)) < 200
 
 
@@ -135,7 +141,7 @@ def test_who_is_chosen_may_take_it_and_is_no_busier_than_the_slack(
     candidates: list[Candidate], sent: list[tuple[str, int]], avoid: set[str], session: str | None
 ) -> None:
     index = index_of(*((replica, prompt(0, length)) for replica, length in sent))
-    hint = RoutingHint(prompt(0, 200), session=session, avoid=frozenset(avoid))
+    hint = RoutingHint("r", prefix=prompt(0, 200), session=session, avoid=frozenset(avoid))
     chosen = choose(candidates, hint, index, RULES)
     able = {one.replica: one for one in candidates if one.ongoing < one.most and one.replica not in avoid}
     assert len(chosen) == min(2, len(able))

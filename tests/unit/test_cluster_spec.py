@@ -50,6 +50,7 @@ def test_every_key_has_its_effect():
         memory = "2GiB"
         resources = {{fast = 1}}
         drain_s = 60
+        max_queued_requests = 5
         max_context = 4096
         kv_cache_memory = "1MiB"
         kv_dtype = "float16"
@@ -73,7 +74,7 @@ def test_every_key_has_its_effect():
     assert model.replicas == ReplicaRange(1, 4)
     assert model.scaling == Scaling(3, 1, 2.5)
     assert (model.gpus, model.memory_bytes, model.resources, model.drain_s) == (0.5, 2**31, {"fast": 1}, 60)
-    assert model.settings.cores == 4
+    assert (model.settings.cores, model.max_queued) == (4, 5)
     assert model.settings.engine == EngineConfig(
         session=SessionConfig(
             threads=4,
@@ -95,6 +96,11 @@ def test_every_key_has_its_effect():
         rank_format="qwen3",
         served_names=("gpt", "b"),
     )
+
+
+def test_a_replica_on_a_gpu_has_two_cores_unless_it_says_otherwise():
+    model = parsed(f'{SMALL}gpus = 1\nprovider = "cuda"')
+    assert (model.gpus, model.settings.cores) == (1, 2)
 
 
 def test_the_fingerprint_of_a_folder_at_hand_is_read(tmp_path):

@@ -8,31 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+from llorch_serve.cluster.interfaces import RoutingHint
 from llorch_serve.cluster.prefix_index import SHORTEST_MATCH, Match, Prefix, PrefixIndex
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingHint:
-    """What of a request decides where it goes.
-
-    prefix: the prompt; None: it has none that could be reused. Replicas have no use for it, so it does not
-        leave the process.
-    fingerprint: of the model that must answer; empty: any.
-    session: what the caller says belongs together; of replicas that are equally good, each front chooses the
-        same for a session.
-    avoid: replicas that have failed this request.
-    """
-
-    prefix: Prefix | None = None
-    fingerprint: str = ""
-    session: str | None = None
-    avoid: frozenset[str] = field(default_factory=frozenset)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RoutingHint, (None, self.fingerprint, self.session, self.avoid)
 
 
 @dataclass(frozen=True, slots=True)

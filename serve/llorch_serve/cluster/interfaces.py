@@ -6,10 +6,11 @@ tests over workers in their own process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
+from llorch_serve.cluster.prefix_index import Prefix
 from llorch_serve.engine.load import Load
 from llorch_serve.requests import ModelInfo
 
@@ -18,18 +19,34 @@ CallKind: TypeAlias = Literal["generate", "score", "rank", "embed"]
 
 @dataclass(frozen=True, slots=True)
 class RoutingHint:
-    """What a choice among replicas may look at.
+    """What goes with a request beside its bytes: what a choice among replicas may look at, and its names.
 
-    prefix_hashes: chained hashes of the blocks of the prompt's token ids, the first block's first.
-    fingerprint: of the model that must answer.
-    session: whose conversation it is, for ties; None: nobody's.
+    request_id, owner: the request's, so that any front can end it.
+    prefix: the prompt, where a replica may hold its beginning. Replicas have no use for it, so it does not
+        leave the process; nor does ``on_taken``.
+    fingerprint: of the model that must answer; empty: any.
+    session: whose conversation it is, for ties; None: nobody's. Every front chooses alike for a session.
     avoid: replicas that have just failed this request.
+    on_taken: told the name of the replica that a request is sent to, on the thread that chooses it.
     """
 
-    prefix_hashes: tuple[int, ...] = ()
+    request_id: str
+    owner: str = ""
+    prefix: Prefix | None = None
     fingerprint: str = ""
     session: str | None = None
     avoid: frozenset[str] = frozenset()
+    on_taken: Callable[[str], None] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RoutingHint, (
+            self.request_id,
+            self.owner,
+            None,
+            self.fingerprint,
+            self.session,
+            self.avoid,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +83,7 @@ class ReplicaLoad:
 class Replicas(Protocol):
     """The replicas of one model. Used on one event loop."""
 
-    def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncIterator[bytes]:
+    def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncGenerator[bytes, None]:
         """Have one replica answer a request; give its answer's parts as they come, see ``wire.py``.
 
         Closing the iterator ends the request. Raises what ``failures.py`` tells apart.

@@ -59,7 +59,8 @@ class ModelSpec:
 
     gpus, memory_bytes: of a node, for each replica; less than one GPU shares it, and memory that is None is
         not counted. resources: other resources of Ray for each replica, by name.
-    drain_s: how long answers may go on in a replica that is to end.
+    drain_s: how long answers may go on in a replica that is to end. max_queued: requests that each front lets
+        wait for a replica.
     """
 
     settings: ReplicaSettings
@@ -69,6 +70,7 @@ class ModelSpec:
     memory_bytes: int | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
     drain_s: float = 300.0
+    max_queued: int = 1024
 
     @property
     def name(self) -> str:

@@ -32,6 +32,7 @@ from llorch_serve.providers import ProviderChoice
 from llorch_serve.providers.options import read_options
 from llorch_serve.providers.table import Provider, find_provider
 
+_CORES_BESIDE_GPU: Final = 2  # one launches kernels, one reads and writes requests
 _MAX_BYTES: Final = 2**20
 _MAX_MODELS: Final = 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
@@ -74,6 +75,7 @@ class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     memory: str | None = None
     resources: dict[str, Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]] = {}
     drain_s: Annotated[float, _SECONDS] = 300.0
+    max_queued_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
     max_context: Annotated[int, msgspec.Meta(ge=1)] | None = None
     kv_cache_memory: str | None = None
     kv_dtype: KvDtype | None = None
@@ -145,7 +147,7 @@ def _read_model(name: str, table: object, problems: Problems) -> ModelSpec | Non
     _check_artifact(found, where, problems)
     _check_share(found, where, problems)
     memory = problems.attempt(read_size, f"{where}.memory", found.memory)
-    cores = found.cores or 1
+    cores = found.cores or _CORES_BESIDE_GPU
     engine = _read_engine(found, cores, where, problems)
     if len(problems.found) > before:
         return None
@@ -168,6 +170,7 @@ def _read_model(name: str, table: object, problems: Problems) -> ModelSpec | Non
         memory_bytes=memory,
         resources=found.resources,
         drain_s=found.drain_s,
+        max_queued=found.max_queued_requests,
     )
 
 

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from llorch_serve.cluster.choice import Candidate, RoutingHint, Rules, choose
+from llorch_serve.cluster.choice import Candidate, Rules, choose
+from llorch_serve.cluster.interfaces import RoutingHint
 from llorch_serve.cluster.prefix_index import PrefixIndex, prefix_of
 from llorch_serve.engine.reuse import ROWS_LEFT, SHORTEST_REUSE, common_prefix
 from llorch_serve.engine.sequence import Limits
@@ -138,7 +139,7 @@ class ByPrefix:
         by_name = {one.name: one for one in replicas}
         candidates = [Candidate(one.name, one.ongoing, one.slots, 1_000_000) for one in replicas]
         prefix = prefix_of(prompt)
-        chosen = choose(candidates, RoutingHint(prefix), self._index, self._rules)[0]
+        chosen = choose(candidates, RoutingHint("r", prefix=prefix), self._index, self._rules)[0]
         self._index.sent(chosen, prefix)
         return by_name[chosen]
 
