@@ -252,9 +252,3 @@ def test_a_front_tells_what_its_replicas_are_together_and_each_alone():
         front.close()
         first.close()
         second.close()
-
-
-def test_a_replica_tells_a_router_its_slots_and_fingerprint():
-    generator = FakeGenerator()
-    assert replica_of(generator).record_replica_metadata() == {"slots": 8, "fingerprint": "f" * 64}
-    generator.close()

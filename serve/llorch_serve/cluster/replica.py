@@ -110,11 +110,6 @@ class ServedReplica:
         resident, on_device = self._memory.resident_bytes(), self._memory.device_bytes()
         return wire.write_load(ReplicaLoad(self.name, fingerprint, self._worker.load(), resident, on_device))
 
-    def record_replica_metadata(self) -> dict[str, int | str]:
-        """Return what ``router.py`` needs of it, which Ray asks for once."""
-        info = self._description.info
-        return {"slots": info.slots, "fingerprint": info.fingerprint}
-
     def check_health(self) -> None:
         """Raise UnavailableError once the engine has stopped: only a new replica will answer."""
         if self._failure is not None:
