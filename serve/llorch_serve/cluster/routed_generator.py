@@ -143,7 +143,7 @@ class RoutedGenerator:
         return self._totals.load
 
     def totals(self) -> Totals:
-        """Return what the replicas were at the last look at them."""
+        """Return what the replicas are together and each alone, as of the last look at them."""
         return self._totals
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
