@@ -160,7 +160,7 @@ def test_two_fronts_may_have_the_same_id_and_either_ends_those_of_its_caller():
     replicas = [FakeReplicas(replica_of(generator, "only"))] * 2
     fronts = [routed(generator), routed(generator)]
     for front in fronts:
-        front._replicas = replicas[0]
+        front._replicas = front._calls._replicas = replicas[0]
     sinks = [Sink(), Sink()]
     try:
         for front, sink, owner in zip(fronts, sinks, ("mine", "theirs"), strict=True):

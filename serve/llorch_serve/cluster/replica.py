@@ -1,7 +1,7 @@
 """One replica: a whole worker whose requests and answers are bytes.
 
-Input: requests of fronts, see ``wire.py``, on the event loop that Ray calls it on. Output: the parts of their
-answers. Admission, refusal and aborting are the front desk's, as for every other way to a worker.
+Input: requests of fronts, see ``wire_requests.py``, on the event loop that Ray calls it on. Output: the parts
+of their answers. Admission, refusal and aborting are the front desk's, as for every other way to a worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llorch_serve.calls.front_desk import FrontDesk, MessageCalls
 from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.calls.long_answers import places_of, written
-from llorch_serve.cluster import wire
+from llorch_serve.cluster import wire, wire_requests
 from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, RoutingHint
 from llorch_serve.cluster.memory import ProcessMemory
 from llorch_serve.errors import EngineStoppedError, ModelMismatchError, UnavailableError
@@ -158,15 +158,15 @@ class ServedReplica:
         submit: Callable[[UpdateSink], Abort]
         match kind:
             case "generate":
-                submit = functools.partial(worker.submit, replace(wire.read_generation(raw), request_id=name))
+                text = replace(wire_requests.read_generation(raw), request_id=name)
+                submit = functools.partial(worker.submit, text)
             case "score":
-                submit = functools.partial(
-                    worker.submit_score, replace(wire.read_score(raw), request_id=name)
-                )
+                scored = replace(wire_requests.read_score(raw), request_id=name)
+                submit = functools.partial(worker.submit_score, scored)
             case "rank":
-                submit = functools.partial(worker.submit_rank, replace(wire.read_rank(raw), request_id=name))
+                ranked = replace(wire_requests.read_rank(raw), request_id=name)
+                submit = functools.partial(worker.submit_rank, ranked)
             case "embed":
-                submit = functools.partial(
-                    worker.submit_embedding, replace(wire.read_embed(raw), request_id=name)
-                )
+                embedded = replace(wire_requests.read_embed(raw), request_id=name)
+                submit = functools.partial(worker.submit_embedding, embedded)
         return calls.submit(name, submit, whole=kind != "generate")
