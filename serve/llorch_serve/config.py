@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from llorch_serve.artifact.manifest import KvDtype
+from llorch_serve.errors import UsageError
 from llorch_serve.providers import ProviderChoice
 
 DEFAULT_PREFILL_CHUNK: Final = 256  # tokens; smaller chunks lose prefill speed, larger ones gain none
+MAX_NAME_CHARS: Final = 256  # of a model
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_UNITS: Final = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +101,28 @@ class EngineConfig:
     reasoning_format: str = "auto"
     rank_format: str = "auto"
     served_names: tuple[str, ...] = ()
+
+
+def read_size(flag: str, value: str | None) -> int | None:
+    """Return the bytes that a size like ``2GiB``, ``500MB`` or ``1048576`` stands for. Raises UsageError."""
+    if value is None:
+        return None
+    match = _SIZE.fullmatch(value.strip())
+    size = 0 if match is None else int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+    if size < 1:
+        raise UsageError(f"{flag} is {value!r}; expected a number of bytes, like 2GiB, 500MiB or 1000000000")
+    return size
+
+
+def read_names(flag: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Return what clients may call a model, each name once. Raises UsageError for one that is empty, or
+    long.
+    """
+    names = tuple(dict.fromkeys(given))
+    for name in names:
+        if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
+            raise UsageError(
+                f"{flag} is {name[:100]!r}; expected 1 to {MAX_NAME_CHARS} characters that can be printed, "
+                "without spaces around them"
+            )
+    return names

@@ -10,13 +10,15 @@
     ├── PortError                   exit 5   the address cannot be bound
     ├── ResourceError               exit 6   memory or disk is too small; RESOURCE_EXHAUSTED
     ├── WorkerError                 exit 7   a worker could not be reached, or refused
-    ├── EngineStoppedError          exit 1   INTERNAL, the same error id for every request it ended
+    ├── LoggedError                 exit 1   INTERNAL, an error id
+    │   └── EngineStoppedError      exit 1   INTERNAL, the same error id for every request it ended
     ├── LibraryPanicError           exit 1   INTERNAL, an error id
     └── RequestError                         one request is refused; the worker goes on
         ├── InvalidRequestError     exit 2   INVALID_ARGUMENT, with every bad field
         ├── ModelMismatchError      exit 2   FAILED_PRECONDITION
         ├── QueueFullError          exit 6   RESOURCE_EXHAUSTED
         ├── UnavailableError        exit 7   UNAVAILABLE
+        │   └── ReplicaLostError    exit 7   UNAVAILABLE, REPLICA_LOST
         ├── UnsupportedError        exit 4   UNIMPLEMENTED
         ├── AuthenticationError     exit 7   UNAUTHENTICATED
         ├── CancelledError          exit 130 CANCELLED
@@ -84,8 +86,8 @@ class WorkerError(LlorchError):
     exit_code = 7
 
 
-class EngineStoppedError(LlorchError):
-    """The engine of a worker met an error that it does not expect; nothing can be answered after it.
+class LoggedError(LlorchError):
+    """Something failed that nobody expects to, and has been logged where it did.
 
     error_id: the words under which the worker's log says what it was.
     """
@@ -93,6 +95,10 @@ class EngineStoppedError(LlorchError):
     def __init__(self, error_id: str) -> None:
         self.error_id = error_id
         super().__init__(f"internal error; the worker's log says more under error id {error_id}")
+
+
+class EngineStoppedError(LoggedError):
+    """The engine of a worker met an error that it does not expect; nothing can be answered after it."""
 
 
 class LibraryPanicError(LlorchError):
@@ -152,9 +158,16 @@ class QueueFullError(RequestError):
 
 
 class UnavailableError(RequestError):
-    """The worker is loading or draining and takes no new requests."""
+    """The worker is loading or draining and takes no new requests. reason: one word for programs."""
 
     exit_code = 7
+    reason: ClassVar[str] = "NOT_SERVING"
+
+
+class ReplicaLostError(UnavailableError):
+    """The replica of a cluster that made an answer ended before the answer did."""
+
+    reason = "REPLICA_LOST"
 
 
 class UnsupportedError(RequestError):

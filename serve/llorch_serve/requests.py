@@ -154,6 +154,20 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """What a request has become in other processes that serve the same model.
+
+    token_ids, text: the prompt, and what it stands for.
+    answers: of each answer the tokens that have been told of it, which it goes on from; None: it has ended.
+        Empty: nothing has been told.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    answers: tuple[tuple[int, ...] | None, ...] = ()
+
+
 MIN_PRIORITY: Final = -10
 MAX_PRIORITY: Final = 10
 
@@ -227,6 +241,7 @@ class GenerationRequest:
         ``waiting.py``.
     fingerprint: if given, that of the model which must answer.
     answers: which answers come back.
+    encoded: what the front of a cluster has made of it already; else None.
     """
 
     request_id: str
@@ -239,6 +254,7 @@ class GenerationRequest:
     priority: int = 0
     fingerprint: str | None = None
     answers: AnswerOptions = AnswerOptions()
+    encoded: EncodedPrompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

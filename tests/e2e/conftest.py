@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.builders.checkpoints import write_gguf, write_hf_folder
+from support.cluster import RayCluster, ray_cluster
 from support.harness.processes import WorkerProcess, llorch_here, serving
+from support.harness.routing import WAYS, going
 
 
 @pytest.fixture(scope="session")
@@ -73,3 +75,24 @@ def smollm2_worker(smollm2: Callable[..., Path]) -> Iterator[Callable[..., Worke
             return started[key]
 
         yield serve
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Fronts reach their generators as a worker's do, and then through a replica in bytes."""
+    with going(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="module", params=["worker", pytest.param("replicas", marks=pytest.mark.slow)])
+def way_at_leisure(request: pytest.FixtureRequest) -> Iterator[str]:
+    """As ``way``, for fronts of which that shows little more."""
+    with going(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RayCluster]:
+    """The one Ray cluster of a test session, which takes seconds to start; this process is its driver."""
+    with ray_cluster() as started:
+        yield started

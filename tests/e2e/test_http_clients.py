@@ -22,6 +22,8 @@ from llorch_serve.terminal.http_flags import HttpFlags
 from support.fakes.generator import INFO, PATIENCE_S
 from support.harness.http import fake_front, send
 
+pytestmark = pytest.mark.usefixtures("way_at_leisure")
+
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 PAGE = "http://localhost:3000"
 PREFLIGHT = {

@@ -25,6 +25,8 @@ from support.fakes.generator import INFO, LOAD, PATIENCE_S, FakeGenerator
 from support.harness.http import fake_front, running_front, send
 from support.harness.rpc import held_up
 
+pytestmark = pytest.mark.usefixtures("way_at_leisure")
+
 BODY = {"prompt": "Hi", "max_tokens": 2}
 
 

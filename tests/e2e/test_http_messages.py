@@ -20,6 +20,8 @@ from support.fakes.generator import INFO, PATIENCE_S
 from support.fakes.scripted import ScriptedGenerator
 from support.harness.http import fake_front, running_front, send
 
+pytestmark = pytest.mark.usefixtures("way_at_leisure")
+
 MESSAGES = [{"role": "user", "content": "Hi"}]
 WEATHER = {
     "name": "weather",
@@ -518,4 +520,5 @@ def test_a_stream_whose_client_leaves_ends_its_request():
         with client.messages.stream(model=INFO.model_id, messages=MESSAGES, max_tokens=50) as stream:
             generator.step()
             assert next(iter(stream)).type == "message_start"
+            generator.wait_for(lambda g: g.live_ids)
         generator.wait_for(lambda g: g.aborted)

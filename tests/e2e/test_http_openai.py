@@ -25,6 +25,8 @@ from llorch_serve.requests import (
 from support.fakes.generator import INFO, PATIENCE_S, FakeGenerator
 from support.harness.http import fake_front, running_front, send
 
+pytestmark = pytest.mark.usefixtures("way_at_leisure")
+
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 

@@ -22,6 +22,8 @@ from support.fakes.generator import INFO, PATIENCE_S
 from support.fakes.scripted import ScriptedGenerator
 from support.harness.http import fake_front, running_front, send
 
+pytestmark = pytest.mark.usefixtures("way_at_leisure")
+
 WEATHER = {
     "type": "function",
     "name": "weather",

@@ -14,6 +14,8 @@ from support.fakes.generator import INFO
 from support.harness.http import fake_front, running_front, send
 from support.harness.worker import make_worker
 
+pytestmark = pytest.mark.usefixtures("way")
+
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 

@@ -25,6 +25,8 @@ from support.fakes.session import FakeSession
 from support.harness.http import RunningFront, running_front, send
 from support.harness.worker import TOKENIZER, make_session, make_worker
 
+pytestmark = pytest.mark.usefixtures("way")
+
 pytest.importorskip("llguidance")
 
 # As QwQ's and DeepSeek R1's templates do.

@@ -25,8 +25,11 @@ from llorch_serve.rpc.status import read_status
 from llorch_serve.sampling.params import SamplingParams
 from support.fakes.generator import INFO, FakeGenerator
 from support.fakes.session import continuation
+from support.harness.routing import seen
 from support.harness.rpc import open_stub, running_server
 from support.harness.worker import CONTEXT, PATIENCE_S, VOCAB, make_session, make_worker
+
+pytestmark = pytest.mark.usefixtures("way")
 
 REQUEST = GenerationRequest("r", TextPrompt("Hi"), SamplingParams(max_tokens=2))
 
@@ -35,6 +38,11 @@ def wire(request_id, ids=(1, 2), tokens=4, **fields):
     sampling = pb.Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
     prompt = pb.Input(tokens=pb.TokenInput(ids=ids))
     return pb.GenerateRequest(input=prompt, sampling=sampling, request_id=request_id, **fields)
+
+
+def busy_with(stub):
+    load = stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S)
+    return load.running, load.waiting
 
 
 def error_of(call):
@@ -74,7 +82,7 @@ def test_an_abort_reaches_a_request_whose_prompt_is_still_tokenised(stepped):
     assert stub.Abort(pb.AbortRequest(request_ids=["early"]), timeout=PATIENCE_S).request_ids == ["early"]
     generator.submit_gate.set()
     assert isinstance(error_of(call), CancelledError)
-    assert generator.live_ids == []
+    generator.wait_for(lambda g: g.live_ids == [])
 
 
 def test_an_abort_names_its_bad_ids(stepped):
@@ -118,7 +126,7 @@ def test_load_tells_progress_and_state_from_the_first_moment_to_the_last():
     assert (serving.state, serving.load_percent, serving.slots) == (WorkerState.READY, 100.0, 8)
 
 
-def test_a_worker_is_busy_with_all_slots_taken_and_draining_answers_load(tmp_path):
+def test_a_worker_is_busy_with_all_slots_taken_and_draining_answers_load(tmp_path, way):
     held, reached = threading.Event(), threading.Event()
 
     def before(_call):
@@ -130,7 +138,8 @@ def test_a_worker_is_busy_with_all_slots_taken_and_draining_answers_load(tmp_pat
         with running_server(worker) as running, open_stub(running.address) as stub:
             call = stub.Generate.future(wire("a"), timeout=PATIENCE_S)
             assert reached.wait(PATIENCE_S)
-            assert stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S).state == pb.WORKER_STATE_BUSY
+            busy = pb.WORKER_STATE_BUSY
+            assert seen(way, lambda: stub.GetLoad(pb.GetLoadRequest()).state, busy) == busy
             drained = running.start(running.server.drain(asyncio.Event()))
             while stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S).state != pb.WORKER_STATE_DRAINING:
                 pass
@@ -207,7 +216,7 @@ def test_scores_are_held_to_the_same_conditions(stepped):
     assert (scored.priority, scored.fingerprint) == (-3, INFO.fingerprint)
 
 
-def test_an_abort_ends_all_answers_of_a_call(tmp_path):
+def test_an_abort_ends_all_answers_of_a_call(tmp_path, way):
     reached, held = threading.Event(), threading.Event()
 
     def before(_call):
@@ -229,8 +238,7 @@ def test_an_abort_ends_all_answers_of_a_call(tmp_path):
             held.set()
             for call in calls:
                 assert isinstance(error_of(call), CancelledError)
-            load = stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S)
-            assert (load.running, load.waiting) == (0, 0)
+            assert seen(way, lambda: busy_with(stub), (0, 0)) == (0, 0)
     finally:
         held.set()
         worker.close()
@@ -308,7 +316,7 @@ def test_a_queue_is_bounded_by_tokens_too(tmp_path):
 
 
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
-def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, monkeypatch, phase):
+def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, monkeypatch, phase, way):
     gate, left, told = threading.Semaphore(0), threading.Event(), threading.Event()
     steps, stalled = [], []
 
@@ -345,8 +353,7 @@ def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, monkeypatch, phase
             assert list(again.choices[0].token_ids) == continuation((8, 8), 3, VOCAB)
             if other is not None:
                 assert len(other.result(PATIENCE_S).choices[0].token_ids) == 2
-            load = stub.GetLoad(pb.GetLoadRequest(), timeout=PATIENCE_S)
-            assert (load.running, load.waiting) == (0, 0)
+            assert seen(way, lambda: busy_with(stub), (0, 0)) == (0, 0)
     finally:
         left.set()
         gate.release(4)
@@ -354,12 +361,12 @@ def test_a_deadline_frees_its_slot_within_two_steps(tmp_path, monkeypatch, phase
     assert len(steps) <= (0 if phase == "queued" else 2)
 
 
-def test_tokens_per_second_are_measured(tmp_path):
+def test_tokens_per_second_are_measured(tmp_path, way):
     worker = make_worker(tmp_path)
     try:
         with running_server(worker) as running, WorkerClient(running.address) as client:
             client.complete(GenerationRequest("r", TokenPrompt((1,)), SamplingParams(max_tokens=3)))
-            assert client.load().generated_tokens == 3
+            assert seen(way, lambda: client.load().generated_tokens, 3) == 3
             while client.load().tokens_per_second == 0:  # counted by whole seconds
                 pass
             assert client.load().tokens_per_second <= 3 / 5

@@ -28,6 +28,8 @@ from llorch_serve.sampling.params import SamplingParams
 from support.fakes.generator import INFO, LOAD, PATIENCE_S, FakeGenerator
 from support.harness.rpc import running_server
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 def request(request_id="a", prompt=TextPrompt("Hello"), **sampling):  # noqa: B008 - frozen
     sampling.setdefault("max_tokens", 3)

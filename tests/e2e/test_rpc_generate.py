@@ -15,6 +15,8 @@ from llorch_serve.rpc import worker_pb2 as pb
 from support.fakes.generator import INFO, PATIENCE_S, FakeGenerator
 from support.harness.rpc import open_stub, running_server
 
+pytestmark = pytest.mark.usefixtures("way")
+
 METHOD = "/llorch.v1.GenerationService/"
 
 

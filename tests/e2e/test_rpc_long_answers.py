@@ -25,6 +25,8 @@ from support.fakes.generator import PATIENCE_S
 from support.fakes.scripted import ScriptedGenerator
 from support.harness.rpc import open_stub, running_server
 
+pytestmark = pytest.mark.usefixtures("way")
+
 END = Completion(FinishReason.STOP, None, 1, 1, 0, Timings(0, 0, 0))
 TOKEN = TokenLogprob(1, -1.0, "a", b"a")
 MANY = (TokenLogprobs(TOKEN, (TOKEN,) * 20),) * 300

@@ -28,7 +28,7 @@ from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.runtime import embedding_session, memory_plan, opening
 from llorch_serve.runtime.memory_plan import loaded_bytes
-from support.builders import packed_bitsandbytes, packed_hqq, packed_modelopt
+from support.builders import packed_bitsandbytes, packed_hqq, packed_modelopt, packed_quanto, packed_torchao
 from support.builders.packed_checkpoints import Group, Packed, write_compressed, write_gptq
 from support.builders.packed_folders import Made, Maker, write_packed
 from support.builders.tiny_exports import all_logits, export_tiny, random_ids, silent
@@ -51,6 +51,15 @@ def by_bitsandbytes(table: str, **more: Any) -> Write:
 def by_hqq(*form: Any, **more: Any) -> Write:
     maker = packed_hqq.matrix(*form, whole=False, **more)
     return lambda path, shape: write_packed(path, shape, maker, packed_hqq.SETTINGS, skip=("lm_head",))
+
+
+def by_quanto(bits: int, group: int) -> Write:
+    maker = packed_quanto.narrow(bits, group)
+    return lambda path, shape: packed_quanto.write_quanto(path, shape, maker, f"qint{bits}")
+
+
+def by_torchao(path: Path, shape: dict[str, Any]) -> Packed:
+    return packed_torchao.write_torchao(path, shape, packed_torchao.offsets, "Int4Tensor", {}, 32)
 
 
 def by_modelopt(algorithm: str, maker: Maker) -> Write:
@@ -108,6 +117,12 @@ BESIDE: dict[str, tuple[Write, str]] = {
     "hqq, 4 bits": (by_hqq(4, 32), "4 bits, block 32, exactly, zero points beside the codes"),
     "hqq, 3 bits": (by_hqq(3, 32), "4 bits, block 32, exactly, of 3 bits in the file, zero points beside"),
     "hqq, 2 bits": (by_hqq(2, 32), "of 2 bits in the file, inputs not rounded, zero points beside the codes"),
+    "quanto, 2 bits": (
+        by_quanto(2, 32),
+        "of 2 bits in the file, inputs not rounded, zero points beside the codes",
+    ),
+    "quanto, 4 bits": (by_quanto(4, 32), "4 bits, block 32, exactly, zero points beside the codes"),
+    "torchao, Int4Tensor": (by_torchao, "4 bits, block 32, exactly, zero points beside the codes"),
 }
 NEARLY: dict[str, tuple[Write, str]] = {
     "nf4": (by_bitsandbytes("nf4"), "0.38% of a block's largest value, of 4 bits in the file"),

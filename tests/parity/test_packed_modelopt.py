@@ -51,7 +51,7 @@ def test_values_are_exact(tmp_path: Path, row: str) -> None:
     require_values(packed)
 
 
-@pytest.mark.parametrize("row", ["nvfp4", "mxfp4", "int4", "int8"])
+@pytest.mark.parametrize("row", ["nvfp4", "mxfp4", "int4", "int4, scaled inputs", "int8"])
 def test_codes_reach_the_graph_as_they_are(tmp_path: Path, row: str) -> None:
     packed = _write(tmp_path, row)
     require_carried(packed, tmp_path / "a")

@@ -83,10 +83,23 @@ def test_a_description_that_does_not_fit_is_refused(tmp_path: Path, note: str | 
     assert said in load_error(packed, WEIGHT)
 
 
-def test_inputs_that_are_to_be_multiplied_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", ["int4", "int4 with offsets"])
+def test_inputs_are_multiplied_where_they_are_to_be(tmp_path: Path, row: str) -> None:
+    packed = _write(tmp_path, row)
+    factors = np.random.default_rng(1).uniform(0.5, 1.5, 128).astype(np.float32)
+    packed.stored[f"{MODULE}._weight_act_pre_scale"] = factors
+    packed.values[WEIGHT] = packed.values[WEIGHT] * factors
+    packed.rewrite()
+    require_values(packed)
+    require_carried(packed, tmp_path / "a")
+
+
+def test_factors_of_inputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     packed = _write(tmp_path)
-    packed.stored[f"{MODULE}._weight_act_pre_scale"] = np.ones(128, np.float32)
-    assert "has act_pre_scale" in load_error(packed, WEIGHT)
+    packed.stored[f"{MODULE}._weight_act_pre_scale"] = np.ones(127, np.float32)
+    assert "F16 or BF16 [128]" in load_error(packed, WEIGHT)
+    packed.stored[f"{MODULE}._weight_act_pre_scale"] = np.full(128, np.inf, np.float32)
+    assert "NaN or infinite" in load_error(packed, WEIGHT)
 
 
 def test_pickles_are_refused_with_the_line_that_converts(tmp_path: Path) -> None:

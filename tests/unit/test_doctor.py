@@ -25,9 +25,11 @@ from llorch_serve.providers import (
     activate,
     import_runtime,
 )
+from llorch_serve.providers.nvidia import Gpu
 from llorch_serve.runtime import operator_check as self_test
 from llorch_serve.runtime import operator_graphs
 from llorch_serve.runtime.operator_graphs import OperatorCase, cases
+from llorch_serve.terminal.doctor import _text
 
 
 @pytest.mark.parametrize("target", sorted(operator_graphs._OF_TARGET))
@@ -169,3 +171,14 @@ def test_features_are_read_where_the_system_lists_them(tmp_path: Path) -> None:
     assert look_at_machine(tmp_path / "none").cpu_features == ()
     assert 1 <= machine.cpus_allowed <= machine.cpus
     assert 0 < machine.memory_free_bytes <= machine.memory_bytes
+
+
+def test_gpus_are_told_with_memory_and_driver() -> None:
+    gpus = (
+        Gpu(0, "NVIDIA H200", "570.86", 2**30 * 140, 2**30 * 139),
+        Gpu(1, "NVIDIA GB10", "570.86", None, None),
+    )
+    found = examine(ProviderChoice(), None)
+    text = _text(replace(found, machine=replace(found.machine, gpus=gpus)))
+    assert "GPU 0      NVIDIA H200; 139.0 of 140.0 GiB free; driver 570.86\n" in text
+    assert "GPU 1      NVIDIA GB10; memory not told; driver 570.86\n" in text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,16 @@ import numpy.typing as npt
 from llorch_serve.artifact.manifest import ScaleType
 from llorch_serve.errors import ArtifactError
 
+ZeroKind: TypeAlias = Literal["points", "subtracted", "added"]
+"""What is made of the numbers beside codes. Weights are ``scale * (code - number)``,
+``scale * code - number``, or ``scale * (code - 2 ** (bits - 1)) + number``.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class CodeRows:
-    """Some rows of a packed matrix: weights are ``scales * (codes - zero_points)``.
+    """Some rows of a packed matrix: weights are ``scales * (codes - zero_points)``, or what
+    :attr:`Codes.zero_kind` says.
 
     codes: uint8 [rows, columns], or the numbers of levels where there are any. scales: float32 [rows,
         groups]. zero_points: [rows, groups], uint8, or float32 where they are no whole numbers; None: all are
@@ -71,10 +78,13 @@ class Codes:
     scale_type: the narrowest type that holds every scale as it is.
     zero_type: of zero points that are no whole numbers, the narrowest type that holds every one of them;
         None: they are whole numbers of ``bits`` bits.
+    zero_kind: what is made of them; ``points`` where they are whole.
     levels: where codes are numbers of levels; ``bits`` is then the width of what stands for them.
     scale_table: where scales are bytes in the file.
     across: outputs that share scales and zero points, which lie as many rows apart as all rows over it: then
         each column has its own (``group`` is 1), and rows repeat; 0: groups lie within rows.
+    input_scales: what inputs are multiplied by, float32 [columns], in the matrix's own order; None: nothing.
+        The matrix is that which takes the inputs as they are.
     rounding: the most by which a value differs from the matrix's, as a share of the largest that its scale
         allows: more than 0 where the matrix holds values that are no whole numbers.
     input_order: column ``j`` of the codes is column ``input_order[j]`` of the matrix, intp [columns]; None:
@@ -95,6 +105,13 @@ class Codes:
     levels: Levels | None = None
     scale_table: ScaleTable | None = None
     across: int = 0
+    zero_kind: ZeroKind = "points"
+    input_scales: npt.NDArray[np.float32] | None = None
+
+    @property
+    def takes_inputs_as_they_are(self) -> bool:
+        """Whether rows of the codes are rows of the matrix."""
+        return self.input_order is None and self.input_scales is None
 
     @property
     def groups(self) -> int:
@@ -106,23 +123,32 @@ class Codes:
         product rounded once.
         """
         values = self._products(self.read(start, stop))
-        if self.input_order is None:
-            return values
-        found = np.empty_like(values)
-        found[:, self.input_order] = values
-        return found
+        if self.input_order is not None:
+            found = np.empty_like(values)
+            found[:, self.input_order] = values
+            values = found
+        if self.input_scales is not None:
+            with np.errstate(over="ignore"):  # found where the weights are written
+                values *= self.input_scales
+        return values
 
     def _products(self, rows: CodeRows) -> npt.NDArray[np.float32]:
         """Return codes times scales [rows, columns], in the order of the codes."""
         middle = 2 ** (self.bits - 1)
         if self.levels is not None:
             values = self.levels.values[rows.codes]
-        elif rows.zero_points is None:
+        elif rows.zero_points is None or self.zero_kind == "added":
             values = rows.codes.astype(np.float32) - np.float32(middle)
+        elif self.zero_kind == "subtracted":
+            values = rows.codes.astype(np.float32)
         else:
             values = rows.codes.astype(np.float32) - self._spread(rows.zero_points.astype(np.float32))
-        with np.errstate(over="ignore"):  # found and reported where the weights are written
+        with np.errstate(over="ignore", invalid="ignore"):  # found where the weights are written
             values *= self._spread(rows.scales)
+            if self.zero_kind != "points":
+                assert rows.zero_points is not None
+                numbers = self._spread(rows.zero_points.astype(np.float32))
+                values = values + numbers if self.zero_kind == "added" else values - numbers
         return values
 
     def finite(self, name: str) -> Codes:
@@ -134,10 +160,12 @@ class Codes:
         def checked(start: int, stop: int) -> CodeRows:
             rows = read(start, stop)
             largest = np.float32(2**self.bits if self.levels is None else np.abs(self.levels.values).max())
+            beside = np.float32(0)
             if rows.zero_points is not None and rows.zero_points.dtype == np.float32:
-                largest = largest + np.abs(rows.zero_points).max()
-            with np.errstate(over="ignore"):
-                large = not np.isfinite(rows.scales * largest).all()
+                most = np.abs(rows.zero_points).max()
+                largest, beside = (largest + most, beside) if self.zero_kind == "points" else (largest, most)
+            with np.errstate(over="ignore", invalid="ignore"):
+                large = not np.isfinite(rows.scales * largest + beside).all()
             if large and not np.isfinite(self._products(rows)).all():
                 raise ArtifactError(
                     f"{name}: codes times scales give NaN or infinity; the weights are damaged, fetch them "

@@ -47,6 +47,7 @@ class BlockWeight:
     compute type, zero points if any.
 
     input_order: column ``j`` of it is for input ``input_order[j]``; None: for input ``j``.
+    input_scales: what inputs are multiplied by, before they are brought into order; None: nothing.
     offsets: [groups, rows], what the sum of each group of inputs is multiplied by and added to the product;
         None: nothing.
     rounded_inputs: whether products may round their inputs, as the recipe says.
@@ -60,6 +61,7 @@ class BlockWeight:
     columns: int
     input_order: npt.NDArray[np.intp] | None = None
     offsets: ir.Value | None = None
+    input_scales: npt.NDArray[np.float32] | None = None
     rounded_inputs: bool = True
 
 
@@ -119,7 +121,7 @@ def _as_the_source(b: GraphBuilder, name: str, weights: Sequence[str]) -> BlockW
             lambda: coded_chunks(b, weights, blocks),
             scale_type=codes.scale_type,
         )
-        return replace(planned, input_order=codes.input_order)
+        return replace(planned, input_order=codes.input_order, input_scales=codes.input_scales)
     if any(tensor.read_blocks is None or tensor.dtype not in REPACKED_TYPES for tensor in tensors):
         return None
     widths = widths_for(weights[0], b.target)
@@ -150,6 +152,7 @@ def _folded(b: GraphBuilder, name: str, weights: Sequence[str], codes: Codes, ho
         codes.columns,
         codes.input_order,
         wide.offsets,
+        codes.input_scales,
         rounded_inputs=not how.pairs,
     )
 

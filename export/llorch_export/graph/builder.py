@@ -106,7 +106,6 @@ class GraphBuilder:
         self.notices: dict[str, None] = {}
         self.activation_codes: dict[tuple[ir.Value, PerChannelActivations], tuple[ActivationCodes, ...]] = {}
         self._constants: dict[str, ir.Value] = {}
-        self._reordered: dict[tuple[ir.Value, bytes], ir.Value] = {}
         self._shared: dict[object, ir.Value] = {}
 
     @functools.cached_property
@@ -209,20 +208,6 @@ class GraphBuilder:
         graph.
         """
         return self.op("Cast", [value], name=name, shape=shape, attributes={"to": self.compute.value})
-
-    def reordered(self, x: ir.Value, order: npt.NDArray[np.intp], *, name: str) -> ir.Value:
-        """Append what brings the last dimension of ``x`` into ``order``: once for all that read it so."""
-        key = (x, order.tobytes())
-        if key not in self._reordered:
-            indices = self.weights.add(
-                [(f"{name}.input_order", ir.DataType.INT32, order.shape)], lambda: (order.astype(np.int32),)
-            )[0]
-            assert x.shape is not None
-            shape = [d if isinstance(d, int) else str(d.value) for d in x.shape]
-            self._reordered[key] = self.op(
-                "Gather", [x, indices], name=f"{name}/reordered", shape=shape, attributes={"axis": -1}
-            )
-        return self._reordered[key]
 
     def factor(self, name: str, value: float) -> ir.Value:
         """Add a scalar constant of the compute type."""

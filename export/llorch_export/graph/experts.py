@@ -209,7 +209,7 @@ def _packed_form(b: GraphBuilder, tensors: Sequence[LazyTensor], kind: ExpertsCo
     """
     sizes = (b.config.hidden_size, kind.intermediate_size)
     codes = [tensor.codes for tensor in tensors]
-    for finest in _BLOCKS if all(one is not None and one.input_order is None for one in codes) else ():
+    for finest in _BLOCKS if all(one is not None and one.takes_inputs_as_they_are for one in codes) else ():
         found = {(carried_form(one, _BITS, finest), one.scale_type) for one in codes if one is not None}
         blocks, scale_type = next(iter(found))
         if len(found) == 1 and blocks is not None and not any(size % blocks.block_size for size in sizes):

@@ -158,14 +158,27 @@ def _offsets(b: GraphBuilder, name: str, stored: ir.Value, scales: ir.Value, cod
         zeros = b.op(
             "Cast", [stored], name=f"{name}.zeros", shape=shape, attributes={"to": FLOAT.value}, dtype=FLOAT
         )
-    middle = b.shared_constant(f"middle.{codes.bits}", np.array(2 ** (codes.bits - 1), np.float32))
-    apart = b.op("Sub", [middle, zeros], name=f"{name}.zeros.apart", shape=shape, dtype=FLOAT)
-    product = b.op("Mul", [apart, scales], name=f"{name}.offsets.rows", shape=shape, dtype=FLOAT)
+    added = zeros if codes.zero_kind == "added" else _around_the_middle(b, name, zeros, scales, codes)
     return b.op(
         "Transpose",
-        [product],
+        [added],
         name=f"{name}.offsets",
         shape=shape[::-1],
         attributes={"perm": [1, 0]},
         dtype=FLOAT,
     )
+
+
+def _around_the_middle(
+    b: GraphBuilder, name: str, zeros: ir.Value, scales: ir.Value, codes: Codes
+) -> ir.Value:
+    """Append what is added for each input where the product takes codes less their middle: [rows, groups]."""
+    shape = tuple(int(size) for size in zeros.shape.numpy())  # type: ignore[union-attr]  # planned
+    middle = b.shared_constant(f"middle.{codes.bits}", np.array(2 ** (codes.bits - 1), np.float32))
+
+    def op(kind: str, inputs: list[ir.Value], part: str) -> ir.Value:
+        return b.op(kind, inputs, name=f"{name}.{part}", shape=shape, dtype=FLOAT)
+
+    if codes.zero_kind == "points":
+        return op("Mul", [op("Sub", [middle, zeros], "zeros.apart"), scales], "offsets.rows")
+    return op("Sub", [op("Mul", [middle, scales], "middle.scaled"), zeros], "offsets.rows")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from llorch_export.graph.blocks import BlockWeight, block_weight, values_of_levels
@@ -134,8 +135,10 @@ def matmul_nbits(
     out_features = shape[-1]
     assert isinstance(out_features, int)
     assert b.recipe.accuracy_level is not None
+    if weight.input_scales is not None:
+        x = _scaled(b, x, weight.input_scales, name=name)
     if weight.input_order is not None:
-        x = b.reordered(x, weight.input_order, name=name)
+        x = _reordered(b, x, weight.input_order, name=name)
     attributes = {
         "K": weight.columns,
         "N": out_features,
@@ -153,3 +156,32 @@ def matmul_nbits(
     )
     added = offset_sums(b, x, weight.offsets, weight.columns, name=name, shape=shape)
     return b.op("Add", [product, added], name=name, shape=shape)
+
+
+def _reordered(b: GraphBuilder, x: ir.Value, order: npt.NDArray[np.intp], *, name: str) -> ir.Value:
+    """Append what brings the last dimension of ``x`` into ``order``: once for all that read it so."""
+
+    def make() -> ir.Value:
+        specs = [(f"{name}.input_order", ir.DataType.INT32, order.shape)]
+        indices = b.weights.add(specs, lambda: (order.astype(np.int32),))[0]
+        attributes = {"axis": -1}
+        return b.op("Gather", [x, indices], name=f"{name}/reordered", shape=_sizes(x), attributes=attributes)
+
+    return b.shared_value(("input_order", x, order.tobytes()), make)
+
+
+def _scaled(b: GraphBuilder, x: ir.Value, factors: npt.NDArray[np.float32], *, name: str) -> ir.Value:
+    """Append what multiplies the last dimension of ``x`` by ``factors``: once for all that read it so."""
+
+    def make() -> ir.Value:
+        stored = f"{name}.input_scales"
+        specs = [(stored, b.compute, factors.shape)]
+        values = b.weights.add(specs, lambda: (b.weight_cast.cast(stored, factors),))[0]
+        return b.op("Mul", [x, values], name=f"{name}/scaled", shape=_sizes(x))
+
+    return b.shared_value(("input_scales", x, factors.tobytes()), make)
+
+
+def _sizes(x: ir.Value) -> list[int | str]:
+    assert x.shape is not None
+    return [size if isinstance(size, int) else str(size.value) for size in x.shape]

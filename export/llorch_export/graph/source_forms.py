@@ -90,12 +90,14 @@ class SourceForms:
                 keys.add((tensor.packed is None, tensor.narrow_type))
                 continue
             codes, form = found
-            order = b"" if codes.input_order is None else codes.input_order.tobytes()
+            inputs = (codes.input_order, codes.input_scales)
+            order = tuple(b"" if array is None else array.tobytes() for array in inputs)
             levels = b"" if codes.levels is None else codes.levels.values.tobytes()
             apart = tensor.name if codes.across else ""
             # Blocks have a scale each; what the runtime widens has the scales of the file, one a group.
             group = None if isinstance(form, BlockForm) else codes.group
-            scales = (codes.scale_type, codes.zero_type, codes.scale_table is None, group)
+            numbers = (codes.zero_type, codes.zero_kind)
+            scales = (codes.scale_type, numbers, codes.scale_table is None, group)
             keys.add((scales, form, order, levels, apart))
         return len(keys) == 1
 
@@ -116,8 +118,8 @@ class SourceForms:
     def _carried(self, tensor: LazyTensor, finest: tuple[int, int]) -> tuple[Codes, Form] | None:
         codes = tensor.codes
         looked_up = tensor.name == _TABLE
-        # Rows of a table are looked up, so its columns stay in their order.
-        if codes is None or (looked_up and codes.input_order is not None):
+        # Rows of a table are looked up, so its columns stay in their order and as large as they are.
+        if codes is None or (looked_up and not codes.takes_inputs_as_they_are):
             return None
         widths = widths_for(tensor.name, self._target)
         block = finest[0 if tensor.name.endswith(_FINE_WEIGHTS) else 1]

@@ -240,7 +240,7 @@ def _purpose(node: onnx.NodeProto, index: int) -> str:
         return "rotary tables"
     if name.endswith("norm.weight"):
         return "norms"
-    if name.endswith(".input_order"):
+    if name.endswith((".input_order", ".input_scales")):
         return "constants"
     if index in (special := _QUANTISED_INPUTS.get(kind, {})):
         return special[index]

@@ -92,6 +92,8 @@ def folded_values(codes: Codes) -> FoldedValues | None:
     column; None if blocks of 8 bits hold them.
     """
     levels = codes.levels
+    if codes.input_scales is not None:  # products of values take inputs as they are
+        return None
     if codes.across:
         each = 8 if codes.bits == _PLANES else 8 // codes.bits
         return None if codes.columns % each else FoldedValues(codes.bits, 1, codes.across)

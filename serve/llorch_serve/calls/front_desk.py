@@ -152,6 +152,10 @@ class FrontDesk:
             call.cancel()
         return tuple(call.request_id for call in found)
 
+    def is_live(self, request_id: str) -> bool:
+        """Return whether the generator still has a request of that id."""
+        return self._calls.is_live(request_id)
+
     def idle_s(self) -> float:
         """Return for how long no call has run, in seconds."""
         return self._activity.idle_s()

@@ -71,6 +71,10 @@ class LiveCalls:
         call = self._calls.get(request_id)
         return call if call is not None and call.owner == owner else None
 
+    def is_live(self, request_id: str) -> bool:
+        """Return whether the id is taken. Any thread."""
+        return request_id in self._calls
+
     def add(self, request_id: str, call: LiveCall) -> None:
         """Enter a call under its id. Any thread.
 

@@ -1,4 +1,4 @@
-"""What this machine has: its CPU and memory as far as this process may use them."""
+"""What this machine has: its CPU and memory as far as this process may use them, and NVIDIA's GPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 import psutil
 
 from llorch_serve.providers import usable_cpus
+from llorch_serve.providers.nvidia import Gpu, list_gpus, load_nvml
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _FEATURES: Final = (
@@ -23,6 +24,7 @@ class Machine:
     """A machine. cpu_features: those that kernels choose by, where the system lists them.
 
     cpus, cpus_allowed: of the machine, and of this process. memory: bytes in all, and free.
+    gpus: NVIDIA's, all of the machine; other makers' are not looked for.
     """
 
     system: str
@@ -33,6 +35,7 @@ class Machine:
     cpus_allowed: int
     memory_bytes: int
     memory_free_bytes: int
+    gpus: tuple[Gpu, ...]
 
 
 def look_at_machine(cpu_info: Path = _CPU_INFO) -> Machine:
@@ -53,4 +56,5 @@ def look_at_machine(cpu_info: Path = _CPU_INFO) -> Machine:
         cpus_allowed=usable_cpus(),
         memory_bytes=memory.total,
         memory_free_bytes=memory.available,
+        gpus=list_gpus(load_nvml()),
     )

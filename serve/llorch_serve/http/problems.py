@@ -20,6 +20,7 @@ from llorch_serve.errors import (
     FieldViolation,
     InvalidRequestError,
     LlorchError,
+    LoggedError,
     ModelMismatchError,
     NonFiniteLogitsError,
     QueueFullError,
@@ -35,6 +36,7 @@ CLIENT_CLOSED: Final = 499
 """What nginx calls a request that was given up; HTTP has no number for it."""
 
 _MAX_TEXT_CHARS: Final = 2000
+_SOON: Final = (("Retry-After", "1"),)
 
 
 class HttpError(LlorchError):
@@ -106,11 +108,13 @@ def describe(error: Exception, *, route: str) -> Problem:
             wait = (("Retry-After", str(max(1, math.ceil(error.retry_after_s)))),)
             return Problem(429, "rate_limit_error", "queue_full", text, headers=wait)
         case UnavailableError():
-            return Problem(503, "service_unavailable", "not_serving", text, headers=(("Retry-After", "1"),))
+            return Problem(503, "service_unavailable", error.reason.lower(), text, headers=_SOON)
         case CancelledError():
             return Problem(CLIENT_CLOSED, "cancelled", "cancelled", text)
         case EngineStoppedError():  # logged where it happened
             return Problem(500, "server_error", "engine_stopped", text)
+        case LoggedError():
+            return Problem(500, "server_error", "internal_error", text)
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", route, text)
             return Problem(500, "server_error", "non_finite_logits", text)
@@ -118,7 +122,7 @@ def describe(error: Exception, *, route: str) -> Problem:
     logger.error("%s failed, error id %s", route, error_id, exc_info=error)
     if isinstance(error, ResourceError):  # what to change is for whoever runs the worker
         message = f"the worker's memory is full; try again later. Its log says more under error id {error_id}"
-        return Problem(429, "rate_limit_error", "out_of_memory", message, headers=(("Retry-After", "1"),))
+        return Problem(429, "rate_limit_error", "out_of_memory", message, headers=_SOON)
     message = f"internal error; the worker's log says more under error id {error_id}"
     return Problem(500, "server_error", "internal_error", message)
 

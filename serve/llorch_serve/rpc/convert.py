@@ -159,6 +159,9 @@ def write_generation_request(request: GenerationRequest) -> pb.GenerateRequest:
         set_field(message, "priority", request.priority, "priority", bad)
     set_field(message, "fingerprint", request.fingerprint, "fingerprint", bad)
     fill_input(message.input, request.prompt, bad)
+    if request.encoded is not None:
+        found = "found a prompt that has been encoded, which travels inside of a cluster only; expected none"
+        bad.append(FieldViolation("encoded", found))
     named = [(name, getattr(sampling, name)) for name in (*_SCALARS, *_ALWAYS_SET)]
     for name, value in (*named, *((name, getattr(request.answers, name)) for name in _ANSWERS)):
         if value is not None:

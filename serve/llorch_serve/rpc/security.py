@@ -167,7 +167,7 @@ def _checked(token: str, origin: str) -> str:
 
 def exposure(host: str, security: Security) -> str | None:
     """Return what is unsafe about listening there, as a phrase; None if nothing is."""
-    if _is_loopback(host):
+    if is_loopback(host):
         return None
     if not security.knows_callers:
         return f"anybody who reaches {host} can use this worker"
@@ -176,7 +176,8 @@ def exposure(host: str, security: Security) -> str | None:
     return None
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

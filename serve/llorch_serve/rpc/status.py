@@ -21,13 +21,14 @@ from grpc_status import rpc_status
 from llorch_serve.errors import (
     AuthenticationError,
     CancelledError,
-    EngineStoppedError,
     FieldViolation,
     InvalidRequestError,
     LlorchError,
+    LoggedError,
     ModelMismatchError,
     NonFiniteLogitsError,
     QueueFullError,
+    ReplicaLostError,
     ResourceError,
     UnavailableError,
     UnsupportedError,
@@ -54,6 +55,13 @@ _CODES: Final[dict[type[LlorchError], grpc.StatusCode]] = {
     NonFiniteLogitsError: grpc.StatusCode.INTERNAL,
 }
 
+_PLAIN: Final[dict[grpc.StatusCode, type[LlorchError]]] = {
+    grpc.StatusCode.FAILED_PRECONDITION: ModelMismatchError,
+    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
+    grpc.StatusCode.CANCELLED: CancelledError,
+}
+"""Codes that mean one error, whoever says them."""
+
 M = TypeVar("M", bound=Message)
 
 logger = logging.getLogger(__name__)
@@ -67,7 +75,7 @@ def write_status(
     Anything but a request's own error and want of memory is a bug here: it is logged with a traceback and an
     error id, and the caller learns the id only.
     """
-    if isinstance(error, EngineStoppedError):  # logged once, where it happened
+    if isinstance(error, LoggedError):  # once, where it happened
         return grpc.StatusCode.INTERNAL, str(error), ()
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
     if code is None:
@@ -90,7 +98,7 @@ def write_status(
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", method, text)
         case UnavailableError():
-            status.details.append(_pack(error_details_pb2.ErrorInfo(reason="NOT_SERVING", domain=_DOMAIN)))
+            status.details.append(_pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=_DOMAIN)))
         case UnsupportedError():
             status.details.append(_pack(error_details_pb2.ErrorInfo(reason="UNSUPPORTED", domain=_DOMAIN)))
     return code, text, ((_DETAILS_KEY, status.SerializeToString()),)
@@ -156,20 +164,18 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
         return InvalidRequestError(
             [FieldViolation(v.field, v.description) for v in fields] or [FieldViolation("request", text)]
         )
-    if code is grpc.StatusCode.FAILED_PRECONDITION:
-        return ModelMismatchError(text)
+    if (plain := _PLAIN.get(code)) is not None:
+        return plain(text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         if _is_ours(error):
             return ResourceError(text)
         for retry in _details(error, error_details_pb2.RetryInfo):
             return QueueFullError(text, retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9)
-    if code is grpc.StatusCode.UNAUTHENTICATED:
-        return AuthenticationError(text)
-    if code is grpc.StatusCode.CANCELLED:
-        return CancelledError(text)
     if code is grpc.StatusCode.UNIMPLEMENTED and _is_ours(error):
         return UnsupportedError(text)
     if code is grpc.StatusCode.UNAVAILABLE:
+        if ReplicaLostError.reason in (info.reason for info in _infos(error)):
+            return ReplicaLostError(text)
         if _is_ours(error):
             return UnavailableError(text)
         return WorkerError(
@@ -185,7 +191,12 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
 
 def _is_ours(error: grpc.RpcError) -> bool:
     """Tell whether a worker said it, and not a proxy, or a worker that lacks the method."""
-    return any(info.domain == _DOMAIN for info in _details(error, error_details_pb2.ErrorInfo))
+    return bool(_infos(error))
+
+
+def _infos(error: grpc.RpcError) -> list[error_details_pb2.ErrorInfo]:
+    """Return what a worker itself says of its reasons."""
+    return [info for info in _details(error, error_details_pb2.ErrorInfo) if info.domain == _DOMAIN]
 
 
 def _details(error: grpc.RpcError, kind: type[M]) -> list[M]:

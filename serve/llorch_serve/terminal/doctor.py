@@ -15,6 +15,7 @@ from llorch_serve.terminal.session_flags import ProviderFlags
 
 if TYPE_CHECKING:
     from llorch_serve.doctor.examine import Examination
+    from llorch_serve.providers.nvidia import Gpu
 
 
 @composed
@@ -27,8 +28,8 @@ def command(
     provider: Annotated[ProviderFlags, only("provider", "provider_option", "ep_library", "allow_cpu_nodes")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Examine this machine: CPU, memory, runtimes, providers; test the operators that decoders rely upon
-    against numpy.
+    """Examine this machine: CPU, memory, NVIDIA's GPUs, runtimes, providers; test the operators that decoders
+    rely upon against numpy.
 
     Exit codes: 0 all is well, 3 the artifact, 4 the runtime, the provider or an operator, 6 memory.
 
@@ -61,6 +62,7 @@ def _text(found: Examination) -> str:
         f"CPU        {machine.cpu}; {machine.cpus_allowed} of {machine.cpus} CPUs allowed; "
         f"{' '.join(machine.cpu_features) or 'features not listed'}",
         f"memory     {machine.memory_free_bytes / 2**30:.1f} of {machine.memory_bytes / 2**30:.1f} GiB free",
+        *(f"GPU {gpu.index:<6} {_gpu(gpu)}" for gpu in machine.gpus),
         f"runtime    {', '.join(found.runtimes) or 'none'}",
     ]
     lines += [
@@ -81,3 +83,10 @@ def _text(found: Examination) -> str:
     if found.placement is not None:
         lines.append(f"artifact   {found.artifact}: runs; {found.placement}")
     return "\n".join(lines) + "\n"
+
+
+def _gpu(gpu: Gpu) -> str:
+    memory = "memory not told"
+    if gpu.memory_bytes is not None and gpu.memory_free_bytes is not None:
+        memory = f"{gpu.memory_free_bytes / 2**30:.1f} of {gpu.memory_bytes / 2**30:.1f} GiB free"
+    return f"{gpu.name}; {memory}; driver {gpu.driver}"

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_serve.config import CacheSharing, EngineConfig
+from llorch_serve.config import CacheSharing, EngineConfig, read_names, read_size
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS
 from llorch_serve.errors import UsageError
 from llorch_serve.observe.logs import LogFormat, LogLevel, set_up_logging
 from llorch_serve.terminal.groups import FlagGroup
-from llorch_serve.terminal.session_flags import read_size
 
 if TYPE_CHECKING:
     from llorch_serve.pool.reporter import PoolConfig
     from llorch_serve.rpc.security import Security
-
-MAX_NAME_CHARS: Final = 256  # of a model
 
 
 class ListenFlags(FlagGroup, frozen=True):
@@ -48,14 +45,7 @@ class NameFlags(FlagGroup, frozen=True):
         """Return the settings of an engine, with these names. Raises UsageError for one that is empty, or
         long.
         """
-        names = tuple(dict.fromkeys(self.served_model_name or ()))
-        for name in names:
-            if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
-                raise UsageError(
-                    f"--served-model-name is {name[:100]!r}; expected 1 to {MAX_NAME_CHARS} characters that "
-                    "can be printed, without spaces around them"
-                )
-        return replace(config, served_names=names)
+        return replace(config, served_names=read_names("--served-model-name", self.served_model_name or ()))
 
 
 class QueueFlags(FlagGroup, frozen=True):

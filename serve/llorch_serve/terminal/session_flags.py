@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.chat.parsing.registry import AUTO
-from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.config import EngineConfig, SessionConfig, read_size
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import ProviderChoice
 from llorch_serve.providers.table import names
 from llorch_serve.terminal.groups import FlagGroup
-
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
-_UNITS: Final = {
-    "": 1,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "KI": 2**10,
-    "MI": 2**20,
-    "GI": 2**30,
-    "TI": 2**40,
-}
 
 EpLibrary = Annotated[
     Path | None,
@@ -220,14 +206,3 @@ class EngineFlags(FlagGroup, frozen=True):
             rank_format=self.rank_format,
             reasoning_format=self.reasoning_format,
         )
-
-
-def read_size(flag: str, value: str | None) -> int | None:
-    """Return the bytes that a size like ``2GiB``, ``500MB`` or ``1048576`` stands for. Raises UsageError."""
-    if value is None:
-        return None
-    match = _SIZE.fullmatch(value.strip())
-    size = 0 if match is None else int(float(match[1]) * _UNITS[(match[2] or "").upper()])
-    if size < 1:
-        raise UsageError(f"{flag} is {value!r}; expected a number of bytes, like 2GiB, 500MiB or 1000000000")
-    return size

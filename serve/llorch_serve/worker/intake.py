@@ -21,7 +21,6 @@ from llorch_serve.requests import (
     RankRequest,
     ScoreRequest,
     UpdateSink,
-    option_violations,
 )
 from llorch_serve.sampling.drawable import DrawableIds
 from llorch_serve.sampling.params import ResolvedSampling, SamplingParams, resolve
@@ -30,36 +29,25 @@ from llorch_serve.sampling.sampler import SamplingRow
 from llorch_serve.structured.spec import HeldForm
 from llorch_serve.text.tokenizer import TextStream
 from llorch_serve.worker.answers import Answer, Answers, answer_seed
+from llorch_serve.worker.checks import RequestChecks
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.ranking import Ranking
 from llorch_serve.worker.scores import Scores, score_sequences
-from llorch_serve.worker.scoring import encode_pairs, place_violations
 from llorch_serve.worker.served import ServedModel, ServedSession
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
-    """What a check of a request finds.
-
-    token_ids, text: the prompt; none where it cannot be encoded.
-    form: what the answer is held to.
-    bad: every bad field.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str
-    form: HeldForm | None
-    bad: list[FieldViolation]
-
-
-@dataclass(frozen=True, slots=True)
 class _EncodedPrompt:
-    """A prompt as token ids, its text, what ends an answer to it, and the form that holds one."""
+    """A prompt as token ids, its text, what ends an answer to it, and the form that holds one.
+
+    told: see :class:`llorch_serve.requests.EncodedPrompt`; of no request that begins here.
+    """
 
     token_ids: tuple[int, ...]
     text: str
     limits: Limits
     form: HeldForm | None
+    told: tuple[tuple[int, ...] | None, ...] = ()
 
 
 class Intake:
@@ -88,8 +76,8 @@ class Intake:
             self._tokenizer.unused_ids,
             vocab_size=self._manifest.model.vocab_size,
         )
+        self._checks = RequestChecks(artifact, prompts, context=self._context, most_waiting=most_waiting)
         self._lookup = lookup
-        self._most_waiting = most_waiting
         self._cache_sharing = cache_sharing
         able = session.capabilities
         self._able = able
@@ -103,16 +91,17 @@ class Intake:
         Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score a
         prompt.
         """
-        checked = self._check(request.prompt, request.sampling, request.answers)
+        checked = self._checks.prompt(request.prompt, request.sampling, request.answers, request.encoded)
         if checked.bad:
             raise InvalidRequestError(checked.bad)
         sampling, asked = request.sampling, request.answers
         if asked.prompt_logprobs is not None:
             self._check_scores_prompts()
         limits = self._limits(sampling, len(checked.token_ids))
-        prompt = _EncodedPrompt(checked.token_ids, checked.text, limits, checked.form)
+        told = () if request.encoded is None else request.encoded.answers
+        prompt = _EncodedPrompt(checked.token_ids, checked.text, limits, checked.form, told)
         resolved = resolve(sampling, self._manifest.generation, lambda: secrets.randbits(63))
-        shared = SharedPrompt() if asked.generated > 1 and self._shares_prompts else None
+        shared = SharedPrompt() if asked.generated > 1 and self._shares_prompts and not told else None
         seeds = [answer_seed(resolved.seed, index) for index in range(asked.generated)]
         members = [
             self._answer(request, prompt, replace(resolved, seed=seed), shared, index)
@@ -141,20 +130,26 @@ class Intake:
         """Return one of a request's answers, with a sequence of its own."""
         sampling, asked = request.sampling, request.answers
         ids, limits = prompt.token_ids, prompt.limits
+        told = prompt.told[index] if prompt.told else ()
+        known = ids + (told or ())
         # What ranks the answers is the log-probability of their tokens, whether or not it is told.
         ranking = None if asked.best_of is None else 0
-        scored = asked.prompt_logprobs if index == 0 else None  # told once, with the first answer
+        scored = asked.prompt_logprobs if index == 0 and not told else None  # once, with the first answer
         sequence = Sequence(
             request_id=request.request_id,
-            token_ids=list(ids),
-            prompt_length=len(ids),
-            limits=limits,
+            token_ids=list(known),
+            prompt_length=len(known),
+            limits=replace(limits, max_new_tokens=limits.max_new_tokens - len(known) + len(ids)),
             sampling=SamplingRow.begin(
-                resolved, prompt_ids=ids, stop_ids=limits.stop_ids, drawable=self._drawable
+                resolved,
+                prompt_ids=ids,
+                stop_ids=limits.stop_ids,
+                drawable=self._drawable,
+                told=told or (),
             ),
             index=index,
             ownership=self._ownership(request),
-            lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
+            lookup=PromptLookup(known, max_draft=self._lookup) if self._lookup else None,
             logprobs=ranking if sampling.logprobs is None else sampling.logprobs,
             shared=shared,
             prompt_scores=None if scored is None else PromptScores(ids, 1, scored, self._scored_rows),
@@ -168,7 +163,7 @@ class Intake:
             kept=self._prompts.kept_tokens(request.prompt),
             thought=None if thought is None else thought.marks,
         )
-        return Answer(
+        answer = Answer(
             sequence,
             stream,
             self._tokenizer,
@@ -179,19 +174,15 @@ class Intake:
                 request.prompt, prompt.text, key=f"{request.request_id}:{index}", form=prompt.form
             ),
         )
+        answer.go_on(told)
+        return answer
 
     def score(self, request: ScoreRequest, sink: UpdateSink) -> Scores:
         """Return the scores of a request's continuations, all of them still to be found.
 
         Raises InvalidRequestError with every bad field, or UnsupportedError where the graph cannot score.
         """
-        info, context = self._manifest, self._context
-        prefix = info.eos_token_id if info.bos_token_id is None else info.bos_token_id
-        vocab_size = info.model.vocab_size
-        pairs = encode_pairs(request, self._prompts, prefix_id=prefix, vocab_size=vocab_size, context=context)
-        if len(pairs) > self._most_waiting:
-            found = f"found {len(pairs)}; this worker queues {self._most_waiting}, the most it can take"
-            raise InvalidRequestError([FieldViolation("continuations", found)])
+        pairs = self._checks.continuations(request)
         self._check_scores_prompts()
         sequences = score_sequences(
             request,
@@ -207,12 +198,7 @@ class Intake:
 
         Raises as :meth:`score` does.
         """
-        pairs = ranking.pairs(request, context=self._context)
-        if len(pairs) > self._most_waiting:
-            found = (
-                f"found {len(pairs) // 2}; this worker queues {self._most_waiting // 2}, the most it can take"
-            )
-            raise InvalidRequestError([FieldViolation("documents", found)])
+        pairs = self._checks.documents(request, ranking)
         self._check_scores_prompts()
         sequences = score_sequences(
             request,
@@ -239,33 +225,7 @@ class Intake:
         self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions
     ) -> list[FieldViolation]:
         """Return every bad field of a prompt and its options."""
-        return self._check(prompt, sampling, answers).bad
-
-    def _check(self, prompt: Prompt, sampling: SamplingParams, answers: AnswerOptions) -> _Checked:
-        """Return a prompt's token ids, the form of its answer, and every bad field."""
-        # An id beyond the tokenizer's is never drawn, so that a bias on it or a stop at it would do nothing.
-        known = min(self._manifest.model.vocab_size, self._tokenizer.vocab_size)
-        bad = option_violations(sampling, answers, vocab_size=known)
-        if not bad and answers.generated > self._most_waiting:
-            field = "n" if answers.best_of is None else "best_of"
-            found = (
-                f"found {answers.generated}; this worker queues {self._most_waiting}, the most it can take"
-            )
-            bad.append(FieldViolation(f"sampling.{field}", found))
-        context = self._context
-        try:
-            ids, text = self._prompts.encode(prompt, context=context)
-        except InvalidRequestError as error:
-            return _Checked((), "", None, [*bad, *error.violations])
-        bad += self._prompts.violations(ids, context=context)
-        form = None
-        try:
-            form = self._prompts.form(prompt, text, sampling.structured)
-        except InvalidRequestError as error:
-            bad += error.violations
-        if answers.prompt_logprobs is not None and not bad:
-            bad += place_violations(len(ids) - 1, answers.prompt_logprobs, "sampling.prompt_logprobs")
-        return _Checked(ids, text, form, bad)
+        return self._checks.prompt(prompt, sampling, answers).bad
 
     def _check_scores_prompts(self) -> None:
         if not self._able.prompt_logits:

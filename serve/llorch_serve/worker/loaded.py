@@ -11,15 +11,16 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import replace
 
-from llorch_serve.errors import EngineStoppedError, FieldViolation, InvalidRequestError
+from llorch_serve.errors import EngineStoppedError
 from llorch_serve.providers import Placement
-from llorch_serve.requests import ModelInfo, Prompt
+from llorch_serve.requests import ModelInfo
 from llorch_serve.worker.live_requests import LiveRequests
-from llorch_serve.worker.prompts import COUNTED_TOKENS, PromptEncoder
+from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.served import ServedModel
+from llorch_serve.worker.texts import TextMethods
 
 
-class LoadedModel:
+class LoadedModel(TextMethods):
     """Base of the workers.
 
     context: most tokens of a sequence. served_names: see :class:`llorch_serve.config.EngineConfig`.
@@ -36,11 +37,9 @@ class LoadedModel:
         context: int,
         served_names: tuple[str, ...],
     ) -> None:
+        super().__init__(prompts, context=context)
         self.artifact = artifact
-        self._prompts = prompts
-        self._tokenizer = prompts.tokenizer
         self._placement = placement
-        self._context = context
         self._served_names = served_names
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
@@ -48,28 +47,6 @@ class LoadedModel:
         has.
         """
         self._requests.when_dead(tell)
-
-    def tokenize(self, prompt: Prompt) -> tuple[tuple[int, ...], str]:
-        """Return a prompt's token ids and the text they stand for, COUNTED_TOKENS at most if the context
-        holds fewer.
-
-        Raises InvalidRequestError.
-        """
-        return self._prompts.encode(prompt, context=self._most_counted)
-
-    def detokenize(self, token_ids: tuple[int, ...], *, keep_special_tokens: bool) -> str:
-        """Return the text of token ids. Raises InvalidRequestError for more than :meth:`tokenize` gives, or
-        ids outside the vocabulary.
-        """
-        if len(token_ids) > self._most_counted:
-            found = f"found {len(token_ids)} ids, expected at most {self._most_counted}; send them in parts"
-            raise InvalidRequestError([FieldViolation("token_ids", found)])
-        return self._tokenizer.decode(token_ids, keep_special_tokens=keep_special_tokens)
-
-    @property
-    def _most_counted(self) -> int:
-        """Most tokens of a text that is only tokenised, or made of tokens."""
-        return max(self._context, COUNTED_TOKENS)
 
     def info(
         self, *, slots: int, batch_invariant: bool, limits: tuple[str, ...], embedding_size: int = 0

@@ -38,6 +38,7 @@ from llorch_serve.sampling.params import SamplingParams
 
 PATIENCE_S = 20.0
 VOCAB_SIZE = 256
+DRAWN_SEED = 4711  # of requests that have none
 
 INFO = ModelInfo(
     model_id="fake-1M",
@@ -312,7 +313,7 @@ class FakeGenerator:
             stop_matched=matched,
             prompt_tokens=live.prompt_tokens,
             generated_tokens=live.produced,
-            seed=4711 if seed is None else seed,
+            seed=DRAWN_SEED if seed is None else seed,
             timings=Timings(0.25, 0.5, 1.75),
         )
 

@@ -20,6 +20,7 @@ from llorch_serve.observe.observer import Answered
 from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc.server import ServerConfig, WorkerServer
 from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.harness.routing import reached
 
 
 @dataclass
@@ -127,7 +128,7 @@ def running_front(
             on_bound=lambda address: ports.append(int(address.rpartition(":")[2])),
         )
 
-    async def start() -> tuple[Fronts, str]:
+    async def start(generator: TextGenerator | None) -> tuple[Fronts, str]:
         server = WorkerServer(ServerConfig(port=0, drain_timeout_s=drain_timeout_s))
         fronts = Fronts(server, (make,))
         address = await fronts.bind()
@@ -135,10 +136,13 @@ def running_front(
             await fronts.set_ready(generator)
         return fronts, address
 
-    fronts, address = asyncio.run_coroutine_threadsafe(start(), loop).result(PATIENCE_S)
+    stack = contextlib.ExitStack()
+    served = stack.enter_context(reached(generator))
+    fronts, address = asyncio.run_coroutine_threadsafe(start(served), loop).result(PATIENCE_S)
     running = RunningFront(ports[0], address, fronts, loop, answered)
     try:
-        yield running
+        with stack:
+            yield running
     finally:
         running.on_loop(fronts.close())
         loop.call_soon_threadsafe(loop.stop)

@@ -17,6 +17,7 @@ from llorch_serve.requests import TextGenerator
 from llorch_serve.rpc import worker_pb2_grpc
 from llorch_serve.rpc.server import ServerConfig, WorkerServer
 from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.harness.routing import reached
 
 
 class RunningServer:
@@ -62,9 +63,10 @@ def running_server(generator: TextGenerator | None = None, **config: Any) -> Ite
     """
     running = RunningServer(ServerConfig(port=0, **{"stream_interval": 1, **config}))
     try:
-        if generator is not None:
-            running.call(running.server.set_ready(generator))
-        yield running
+        with reached(generator) as front:
+            if front is not None:
+                running.call(running.server.set_ready(front))
+            yield running
     finally:
         if isinstance(generator, FakeGenerator):
             generator.close()

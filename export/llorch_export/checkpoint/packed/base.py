@@ -7,7 +7,7 @@ A reader is shown the parts of one module at a time, and nothing is read of them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -89,6 +89,23 @@ class PackedReader(Protocol):
 def from_codes(form: str, codes: Codes) -> PackedMatrix:
     """Return the matrix that ``codes`` stand for."""
     return PackedMatrix(form, codes.values, codes)
+
+
+def with_scaled_inputs(module: PackedModule, matrix: PackedMatrix, place: StoredArray) -> PackedMatrix:
+    """Return the matrix whose inputs are multiplied by numbers of their own, [inputs] or [1, inputs]."""
+    columns = module.shape[1]
+    place.require((1, columns) if len(place.shape) == 2 else (columns,), FLOATS)
+    factors: npt.NDArray[np.float32] = place.read().reshape(columns).astype(np.float32)
+    require_finite_scales(factors, place)
+
+    def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
+        with np.errstate(over="ignore"):
+            found: npt.NDArray[np.float32] = matrix.load_rows(start, stop) * factors
+        require_finite_scales(found, place)
+        return found
+
+    codes = None if matrix.codes is None else replace(matrix.codes, input_scales=factors)
+    return PackedMatrix(f"{matrix.form}, inputs scaled", load_rows, codes)
 
 
 def scale_type(scales: StoredArray) -> ScaleType:

@@ -2,7 +2,7 @@
 
 The type and shape of ``weight`` say how it is packed: E4M3 [out, in], signed bytes [out, in], two of E2M1 in
 a byte [out, in / 2], or two whole numbers of 4 bits in a byte [out / 2, in]. ``pre_quant_scale`` multiplies
-the inputs; here it multiplies the columns of the weight.
+the inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.checkpoint.packed.base import (
@@ -22,8 +21,8 @@ from llorch_export.checkpoint.packed.base import (
     PackedModule,
     from_codes,
     in_words,
-    require_finite_scales,
     scale_type,
+    with_scaled_inputs,
 )
 from llorch_export.checkpoint.packed.floats import POWERS, float8, mxfp4, nvfp4, powers, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
@@ -31,8 +30,6 @@ from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.config.packed.base import ONE_GROUP
 from llorch_export.config.packed.modelopt import ModelOptPacking
 from llorch_serve.errors import ArtifactError
-
-Floats = npt.NDArray[np.float32]
 
 _SECOND: Final = "weight_scale_2"
 _BLOCK: Final = 128
@@ -62,7 +59,7 @@ class ModelOptReader:
             return None
         matrix = _matrix(module, weight)
         before = module.parts.get("pre_quant_scale")
-        return matrix if before is None else _scaled_inputs(module, matrix, before)
+        return matrix if before is None else with_scaled_inputs(module, matrix, before)
 
 
 def _matrix(module: PackedModule, weight: StoredArray) -> PackedMatrix:
@@ -162,18 +159,3 @@ def _float4(module: PackedModule, weight: StoredArray, scales: StoredArray) -> P
         scales.require(scales.shape, POWERS)
         return mxfp4(weight, grid, scales)
     return nvfp4(weight, grid, scales, module.part(_SECOND), divides=False)
-
-
-def _scaled_inputs(module: PackedModule, matrix: PackedMatrix, place: StoredArray) -> PackedMatrix:
-    """Return the matrix whose columns are multiplied by what its inputs are to be multiplied by."""
-    place.require((module.shape[1],), FLOATS)
-
-    def load_rows(start: int, stop: int) -> Floats:
-        factors = place.read().astype(np.float32)
-        require_finite_scales(factors, place)
-        with np.errstate(over="ignore"):
-            found: Floats = matrix.load_rows(start, stop) * factors
-        require_finite_scales(found, place)
-        return found
-
-    return PackedMatrix(f"{matrix.form}, inputs scaled", load_rows)

@@ -98,18 +98,18 @@ def _codes(module: PackedModule, bits: int) -> PackedMatrix:
     data, step = module.part(_NIBBLES), -(-count // (8 // bits))
     data.require((step, columns // groups), ("U8",))
     matrix = _Matrix(bits, groups, data, *(dataclasses.replace(p, shape=(count,)) for p in (scales, shifts)))
-    if not whole:
-        form = in_words("quanto with offsets", bits, columns // groups, columns)
-        return PackedMatrix(form, matrix.values)
     codes = Codes(
         bits=bits,
         columns=columns,
         group=columns // groups,
         symmetric=False,
         scale_type=scale_type(scales),
-        read=matrix.read,
+        read=matrix.read if whole else matrix.read_shifted,
+        zero_type=None if whole else scale_type(shifts),
+        zero_kind="points" if whole else "subtracted",
     )
-    return from_codes(in_words("quanto", bits, columns // groups, columns), codes)
+    tool = "quanto" if whole else "quanto with offsets"
+    return from_codes(in_words(tool, bits, columns // groups, columns), codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +122,6 @@ class _Matrix:
     scales: StoredArray
     shifts: StoredArray
 
-    def values(self, start: int, stop: int) -> Floats:
-        """Read outputs ``start`` to ``stop``; see :attr:`PackedMatrix.load_rows`."""
-        shifts = self._of_groups(self.shifts, start, stop)
-        values = self._rows(start, stop).astype(np.float32)
-        values *= self._scales(start, stop).reshape(-1, 1)
-        values -= shifts.astype(np.float32).reshape(-1, 1)
-        require_finite_scales(values, self.shifts)
-        return values.reshape(stop - start, -1)
-
     def read(self, start: int, stop: int) -> CodeRows:
         """Read codes as :attr:`Codes.read` does."""
         zeros = self._of_groups(self.shifts, start, stop)
@@ -140,17 +131,23 @@ class _Matrix:
                 f"{self.shifts.path}: tensor {self.shifts.name} holds {low} to {high}, expected numbers from "
                 f"0 to {2**self.bits - 1}; the weights are damaged, fetch them again"
             )
-        codes = self._rows(start, stop).reshape(stop - start, -1)
-        return CodeRows(codes, self._scales(start, stop), zeros.astype(np.uint8))
+        return CodeRows(
+            self._rows(start, stop), self._floats(self.scales, start, stop), zeros.astype(np.uint8)
+        )
+
+    def read_shifted(self, start: int, stop: int) -> CodeRows:
+        """Read codes whose shifts are no whole numbers as :attr:`Codes.read` does."""
+        scales, shifts = (self._floats(place, start, stop) for place in (self.scales, self.shifts))
+        return CodeRows(self._rows(start, stop), scales, shifts)
 
     def _rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return the codes of outputs: [outputs * groups, inputs of a group]."""
-        shifts = range(0, 8, self.bits)
-        return strided_codes(self.data, self.bits, shifts, (start * self.groups, stop * self.groups))
+        """Return the codes of outputs: [outputs, inputs]."""
+        shifts, rows = range(0, 8, self.bits), (start * self.groups, stop * self.groups)
+        return strided_codes(self.data, self.bits, shifts, rows).reshape(stop - start, -1)
 
-    def _scales(self, start: int, stop: int) -> Floats:
-        found = self._of_groups(self.scales, start, stop).astype(np.float32)
-        require_finite_scales(found, self.scales)
+    def _floats(self, place: StoredArray, start: int, stop: int) -> Floats:
+        found = self._of_groups(place, start, stop).astype(np.float32)
+        require_finite_scales(found, place)
         return found
 
     def _of_groups(self, place: StoredArray, start: int, stop: int) -> npt.NDArray[np.generic]:

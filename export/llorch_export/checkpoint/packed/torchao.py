@@ -21,7 +21,9 @@ from llorch_export.checkpoint.packed.base import (
     PackedModule,
     from_codes,
     in_words,
+    require_finite_scales,
     scale_type,
+    with_scaled_inputs,
 )
 from llorch_export.checkpoint.packed.floats import float8, stored_scales
 from llorch_export.checkpoint.packed.scales import Grid
@@ -60,17 +62,14 @@ class TorchAoReader:
                 f"read; expected one of {', '.join(_CLASSES)}. Load the model with torchao, quantise it to "
                 "one of these and save it again"
             )
-        if f"{_PREFIX}act_pre_scale" in module.parts:
-            raise ArtifactError(
-                f"{place.path}: {name} has act_pre_scale, by which inputs are to be multiplied; export from "
-                "the original weights"
-            )
         data = note.get("_data")
         if not isinstance(data, Mapping):
             raise ArtifactError(
                 f"{place.path}: the description of {name} has no _data; the file is damaged, fetch it again"
             )
-        return read(module, Fields(data, origin=f"{place.path}: description of {name}"))
+        matrix = read(module, Fields(data, origin=f"{place.path}: description of {name}"))
+        before = module.parts.get(f"{_PREFIX}act_pre_scale")
+        return matrix if before is None else with_scaled_inputs(module, matrix, before)
 
 
 def _note(place: StoredArray, name: str) -> Mapping[str, object]:
@@ -163,24 +162,27 @@ def _four_bits(module: PackedModule, fields: Fields) -> PackedMatrix:
     for place in (scales, offsets):
         place.require((grid.size[1], rows), FLOATS)
 
-    def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
+    def numbers(place: StoredArray, start: int, stop: int) -> npt.NDArray[np.float32]:
+        found: npt.NDArray[np.float32] = place.columns(start, stop).T.astype(np.float32)
+        require_finite_scales(found, place)
+        return found
+
+    def read(start: int, stop: int) -> CodeRows:
         data = weights.rows(start, stop).view(np.uint8)
         halves = np.stack([data & 15, data >> 4], axis=-1).reshape(stop - start, columns)
-        values = (halves ^ np.uint8(8)).astype(np.float32) - np.float32(8)
-        values *= grid.spread(scales.columns(start, stop).T.astype(np.float32))
-        values += grid.spread(offsets.columns(start, stop).T.astype(np.float32))
-        return _finite(values, weights)
+        return CodeRows(halves ^ np.uint8(8), numbers(scales, start, stop), numbers(offsets, start, stop))
 
-    return PackedMatrix(in_words("torchao with offsets", 4, grid.columns, columns), load_rows)
-
-
-def _finite(values: npt.NDArray[np.float32], place: StoredArray) -> npt.NDArray[np.float32]:
-    if not np.isfinite(values).all():
-        raise ArtifactError(
-            f"{place.path}: tensor {place.name} holds weights that are NaN or infinite; the file is damaged, "
-            "fetch it again"
-        )
-    return values
+    codes = Codes(
+        bits=4,
+        columns=columns,
+        group=grid.columns,
+        symmetric=False,
+        scale_type=scale_type(scales),
+        read=read,
+        zero_type=scale_type(offsets),
+        zero_kind="added",
+    )
+    return from_codes(in_words("torchao with offsets", 4, grid.columns, columns), codes)
 
 
 _CLASSES: Final = cast(

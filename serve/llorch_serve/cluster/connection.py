@@ -1,0 +1,139 @@
+"""Joining a Ray cluster that a person named, or starting one of this machine alone.
+
+No process reports its use to Ray's makers, none joins a cluster that merely happens to be there, and the
+handlers of signals stay those of llorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from llorch_serve.cluster.head import HeadAddress, check_head, find_token
+from llorch_serve.errors import ProviderError, WorkerError
+
+VERSIONS: Final = ("2.60.",)
+"""Releases of Ray that this was tested with. Older ones took unauthenticated pickle between replicas."""
+STORE_BYTES: Final = 80 * 2**20  # Ray's least; nothing of llorch's lies in the store of objects
+
+
+@contextlib.contextmanager
+def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
+    """Be a driver of the cluster at ``head``. A process that is one already, of the same cluster, stays one.
+
+    note: told what a person should know of the cluster.
+    Raises what :func:`llorch_serve.cluster.head.check_head` does, ProviderError for a version of Ray that was
+    not tested, and WorkerError where Ray refuses.
+    """
+    check_version()
+    check_head(head, find_token(os.environ, Path.home()), note)
+    import ray
+
+    if ray.is_initialized():
+        _check_same(head)
+        yield
+        return
+    with _same_signals():
+        try:
+            ray.init(address=str(head), log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            raise WorkerError(_refusal(head, error)) from error
+    _quiet()
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def local_cluster(cores: int, gpus: int) -> Iterator[None]:
+    """Run a cluster of this machine, which ends with the context. cores, gpus: that replicas may take.
+
+    Raises ProviderError for a version of Ray that was not tested, WorkerError where Ray does not start.
+    """
+    check_version()
+    # Ray listens on every address of the machine, so nobody gets in without this token, which nobody is told.
+    os.environ.update(
+        RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32)
+    )
+    import ray
+
+    with _same_signals():
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                num_gpus=gpus,
+                object_store_memory=STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise WorkerError(
+                f"Ray does not start here ({_first_line(error)}); see /tmp/ray/session_latest/logs"
+            ) from error
+    _quiet()
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _quiet() -> None:
+    """Keep Serve's own log of what this process does off the terminal; what goes wrong is told by llorch."""
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+
+def check_version() -> None:
+    """Raise ProviderError unless Ray is here in a version that was tested; ModuleNotFoundError without it."""
+    import ray
+
+    if not ray.__version__.startswith(VERSIONS):
+        raise ProviderError(
+            f"ray {ray.__version__} is installed, and llorch was tested with {VERSIONS[0]}x alone; install "
+            "that with: pip install 'llorch[ray]'"
+        )
+
+
+def _check_same(head: HeadAddress) -> None:
+    """Raise WorkerError where this process is in another cluster."""
+    import ray
+
+    there = ray.get_runtime_context().gcs_address
+    if there.rpartition(":")[2] != str(head.port):
+        raise WorkerError(f"this process is in the cluster at {there} already, and {head} was named")
+
+
+def _refusal(head: HeadAddress, error: Exception) -> str:
+    said = _first_line(error)
+    if "node" in said.lower() and "ip" in said.lower():
+        return (
+            f"this machine is no node of the cluster at {head} ({said}); run the command on one, or join "
+            f"with ray start --address {head} --num-cpus 0"
+        )
+    return f"the cluster at {head} was not joined: {said}"
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+@contextlib.contextmanager
+def _same_signals() -> Iterator[None]:
+    """Give the handler of SIGTERM back, which Ray takes on the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,256 @@
+"""Models made applications of Ray Serve: deployed, looked at and deleted.
+
+Input: what :mod:`llorch_serve.cluster.spec` says should run. Output: applications that Ray keeps so, one for
+each model, and how they are. Private interfaces of Ray are used here (a deployment's version, and the
+controller's details); ``tests/e2e/test_cluster_deploy.py`` is their smoke test. The process has joined the
+cluster, see :mod:`llorch_serve.cluster.connection`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from llorch_serve.cluster.settings import ReplicaSettings, read_settings
+from llorch_serve.cluster.spec import ModelSpec, ReplicaRange
+from llorch_serve.errors import UsageError, WorkerError
+
+if TYPE_CHECKING:
+    from ray.serve.api import RunTarget
+    from ray.serve.schema import ApplicationDetails
+
+DEPLOYMENT: Final = "replica"
+"""The deployment of every application, see :func:`application_of`."""
+_PREFIX: Final = "llorch-"
+_POLL_S: Final = 0.5
+_LEAST_LOOK_BACK_S: Final = 10.5  # more than its interval between two looks, or Ray warns
+_RUNNING: Final = "RUNNING"
+_FAILED: Final = "DEPLOY_FAILED"
+_ERROR: Final = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt): (.+)$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica. name, state: Ray's, as STARTING, RUNNING or STOPPING. node: its node's address."""
+
+    name: str
+    node: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One model of the cluster.
+
+    settings: what its replicas are started with. wanted: how many of them Ray wants now, of ``bounds``.
+    state: DEPLOYING, RUNNING, UNHEALTHY, DEPLOY_FAILED or DELETING, Ray's words. message: why, in one line.
+    """
+
+    settings: ReplicaSettings
+    state: str
+    message: str
+    bounds: ReplicaRange
+    wanted: int
+    replicas: tuple[ReplicaStatus, ...]
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.settings.model
+
+    @property
+    def running(self) -> int:
+        """How many replicas answer."""
+        return sum(replica.state == _RUNNING for replica in self.replicas)
+
+
+def application_of(model: str) -> str:
+    """Return the name of the application that a model is."""
+    return f"{_PREFIX}{model}"
+
+
+def deploy(models: Sequence[ModelSpec], actor: type) -> None:
+    """Have Ray run the models so, and return before it does: replicas are replaced one by one where their
+    settings changed, and left alone where they did not. Other models of the cluster go on.
+
+    actor: the class of a replica, which is made of the bytes of its settings.
+    """
+    from ray import serve
+
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+    targets = [_application(model, actor) for model in models]
+    serve.run_many(targets, wait_for_applications_running=False)
+
+
+def await_running(
+    names: Collection[str], timeout_s: float, tell: Callable[[ModelStatus], None]
+) -> list[ModelStatus]:
+    """Wait until every one of the models runs as it was deployed; return how they are.
+
+    tell: told of each whose replicas or state have changed. Raises WorkerError for a model that Ray gave up
+    on, or that took too long: Ray goes on trying that one.
+    """
+    until = time.monotonic() + timeout_s
+    told: dict[str, ModelStatus] = {}
+    while True:
+        found = [status for status in statuses() if status.name in names]
+        for status in found:
+            if told.get(status.name) != status:
+                told[status.name] = status
+                tell(status)
+        if failed := [status for status in found if status.state == _FAILED]:
+            raise WorkerError("; ".join(f"{one.name} does not run: {one.message}" for one in failed))
+        missing = [name for name in names if name not in told or told[name].state != _RUNNING]
+        if not missing:
+            return found
+        if time.monotonic() > until:
+            why = "; ".join(
+                f"{name}: {told[name].message if name in told else 'not known'}" for name in missing
+            )
+            raise WorkerError(
+                f"not all replicas run after {timeout_s:g} s, and Ray goes on trying ({why}); see llorch "
+                "cluster status"
+            )
+        time.sleep(_POLL_S)
+
+
+def statuses() -> list[ModelStatus]:
+    """Return how every model of the cluster is, by name."""
+    found = [_status(one) for name, one in _applications().items() if name.startswith(_PREFIX)]
+    return sorted((status for status in found if status is not None), key=lambda status: status.name)
+
+
+def find_settings(model: str | None) -> ReplicaSettings:
+    """Return what the replicas of a model are started with. model: its name; None: the only one there is.
+
+    Raises UsageError where there is none of that name, or several to choose from.
+    """
+    there = {status.name: status.settings for status in statuses()}
+    if model is None and len(there) == 1:
+        return next(iter(there.values()))
+    if model is not None and model in there:
+        return there[model]
+    have = f"the cluster has {', '.join(there)}" if there else "the cluster has no model; deploy one first"
+    if model is None:
+        raise UsageError(f"no --model is given, and {have}")
+    raise UsageError(f"--model is {model[:100]!r}, and {have}")
+
+
+def delete(names: Sequence[str]) -> None:
+    """Delete models, whose replicas then drain; return once no process of them runs.
+
+    Raises UsageError for a name that the cluster does not have, before any is deleted.
+    """
+    from ray import serve
+
+    there = {status.name for status in statuses()}
+    if unknown := [name for name in names if name not in there]:
+        have = f"it has {', '.join(sorted(there))}" if there else "it has none"
+        raise UsageError(f"the cluster has no model {', '.join(name[:100] for name in unknown)}; {have}")
+    for name in names:
+        serve.delete(application_of(name), _blocking=False)
+    while any(_runs(name) for name in names):
+        time.sleep(_POLL_S)
+
+
+def _application(model: ModelSpec, actor: type) -> RunTarget:
+    """Return a model as Serve runs it: a deployment whose version is that of its settings."""
+    from ray import serve
+    from ray.serve.api import RunTarget
+
+    raw = model.settings.encode()
+    slots = model.settings.engine.session.slots
+    options: dict[str, Any] = {"num_cpus": model.settings.cores, "num_gpus": model.gpus}
+    if model.memory_bytes is not None:
+        options["memory"] = model.memory_bytes
+    if model.resources:
+        options["resources"] = dict(model.resources)
+    scaled: dict[str, Any] = {"num_replicas": model.replicas.least}
+    if not model.replicas.is_fixed:
+        scaled = {"autoscaling_config": _autoscaling(model, slots)}
+    deployment = serve.deployment(
+        name=DEPLOYMENT,
+        ray_actor_options=options,
+        user_config=msgspec.json.decode(raw),
+        max_ongoing_requests=2 * slots,  # so that the engine's own fairness still chooses
+        max_queued_requests=model.max_queued,
+        max_surge_percent=100,  # a new replica runs before an old one ends
+        graceful_shutdown_timeout_s=model.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        logging_config={"enable_access_log": False},
+        **scaled,
+    )(actor)
+    versioned = deployment.options(version=model.settings.digest, _internal=True)
+    return RunTarget(versioned.bind(raw), application_of(model.name), route_prefix=None)
+
+
+def _autoscaling(model: ModelSpec, slots: int) -> dict[str, Any]:
+    scaling = model.scaling
+    return {
+        "min_replicas": model.replicas.least,
+        "max_replicas": model.replicas.most,
+        "target_ongoing_requests": scaling.target_requests or slots,
+        "upscale_delay_s": scaling.up_delay_s,
+        "downscale_delay_s": scaling.down_delay_s,
+        # Requests of long ago do not count; Ray looks at 10 s at least.
+        "look_back_period_s": max(_LEAST_LOOK_BACK_S, min(30.0, scaling.up_delay_s)),
+    }
+
+
+def _applications() -> dict[str, ApplicationDetails]:
+    """Return all that Serve runs, by name; nothing where it has not been started."""
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeInstanceDetails
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    return {} if client is None else ServeInstanceDetails(**client.get_serve_details()).applications
+
+
+def _runs(model: str) -> bool:
+    """Tell whether anything of a deleted model runs. What never found a node Ray keeps for as long as a
+    drain may take.
+    """
+    application = _applications().get(application_of(model))
+    if application is None:
+        return False
+    replicas = [replica for one in application.deployments.values() for replica in one.replicas]
+    return application.status.value != "DELETING" or any(replica.pid is not None for replica in replicas)
+
+
+def _status(application: ApplicationDetails) -> ModelStatus | None:
+    """Return how a model is; None for an application that is not known whole, or is no model of llorch's."""
+    deployment = application.deployments.get(DEPLOYMENT)
+    if deployment is None:
+        return None
+    config = deployment.deployment_config
+    try:
+        settings = read_settings(msgspec.json.encode(config.user_config))
+    except (TypeError, msgspec.ValidationError):
+        return None
+    bounds = ReplicaRange(deployment.target_num_replicas, deployment.target_num_replicas)
+    if isinstance(scaling := config.autoscaling_config, dict):
+        bounds = ReplicaRange(scaling["min_replicas"], scaling["max_replicas"])
+    state = application.status.value
+    return ModelStatus(
+        settings,
+        state,
+        "" if state == _RUNNING else _reason(deployment.message or application.message),
+        bounds,
+        deployment.target_num_replicas,
+        tuple(
+            ReplicaStatus(one.replica_id, one.node_ip or "", one.state.value) for one in deployment.replicas
+        ),
+    )
+
+
+def _reason(message: str) -> str:
+    """Return what a person can act on of Ray's message, in one line: the last error in it, if any."""
+    quoted = _ERROR.findall(message)
+    return " ".join((quoted[-1] if quoted else message).split())[:1000]

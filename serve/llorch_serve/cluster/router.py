@@ -1,0 +1,94 @@
+"""Asks ``choice.py`` where Ray sends a request.
+
+Ray Serve makes one of these for each handle of a deployment, in the front's process, and pickles the class by
+value: what it needs is imported from other modules, and nothing but Ray imports this one, by
+:data:`ROUTER`'s path. Its base class is alpha; what it relies upon is tried by
+``tests/e2e/test_cluster_router.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from llorch_serve.cluster.choice import Candidate, Rules, choose
+from llorch_serve.cluster.interfaces import RoutingHint
+from llorch_serve.cluster.prefix_index import PrefixIndex
+from llorch_serve.cluster.unsent import Unsent
+
+_ANYWHERE: Final = RoutingHint("")
+AVOID_S: Final = 15.0
+"""How long a request waits for a replica that has not failed it: a new one starts in some six seconds."""
+
+
+class PrefixRouter(RequestRouter):
+    """Sends a request to the replica that probably holds most of its prompt; see ``choice.py``.
+
+    A replica tells its slots and the fingerprint of its model by ``record_replica_metadata``.
+    """
+
+    def initialize_state(self, **rules: Any) -> None:
+        """Begin. rules: the fields of :class:`llorch_serve.cluster.choice.Rules`."""
+        self._rules = Rules(**rules)
+        self._index = PrefixIndex()
+        self._unsent = Unsent(time.monotonic)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the replica for a request and one to ask in its place, each alone; nothing if all are full.
+
+        Ray asks again after a pause then.
+        """
+        hint = _hint_of(pending_request)
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # or Ray asks again without a pause
+            if time.time() - pending_request.created_at > AVOID_S:
+                hint = replace(hint, avoid=frozenset())
+        by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
+        self._index.keep({name: _slots_of(one) for name, one in by_name.items()})
+        candidates = [self._candidate(name, one) for name, one in by_name.items()]
+        chosen = choose(candidates, hint, self._index, self._rules)
+        if chosen and pending_request is not None:
+            self._unsent.chosen(chosen[0], pending_request.metadata.internal_request_id)
+            if hint.prefix is not None:
+                # Before it has got there, so that others of its kind that come at once go there too.
+                self._index.sent(chosen[0], hint.prefix)
+        return [[by_name[name]] for name in chosen]
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        """Count a request as sent: from here on Ray's own count has it."""
+        super().on_send_request(replica_id)
+        self._unsent.sent(replica_id.unique_id)
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Take note of the replica that has really taken a request."""
+        hint = _hint_of(pending_request)
+        if hint.prefix is not None:
+            self._index.sent(replica_id.unique_id, hint.prefix)
+        if hint.on_taken is not None:
+            hint.on_taken(replica_id.unique_id)
+
+    def _candidate(self, name: str, replica: RunningReplica) -> Candidate:
+        known = self.replica_queue_len_cache.get(replica.replica_id)  # None: not asked for some time
+        return Candidate(
+            name,
+            (known or 0) + self._unsent.count(name),
+            _slots_of(replica),
+            replica.max_ongoing_requests,
+            str(replica.replica_metadata.get("fingerprint", "")),
+        )
+
+
+def _hint_of(request: PendingRequest | None) -> RoutingHint:
+    given: Iterable[Any] = () if request is None else (*request.args, *request.kwargs.values())
+    return next((each for each in given if isinstance(each, RoutingHint)), _ANYWHERE)
+
+
+def _slots_of(replica: RunningReplica) -> int:
+    """Return a replica's slots: it takes twice as many requests, if it does not say."""
+    return int(replica.replica_metadata.get("slots", 0)) or max(1, replica.max_ongoing_requests // 2)

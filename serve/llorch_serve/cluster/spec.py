@@ -1,0 +1,121 @@
+"""What should run in a cluster: each model's replicas, and what each of them takes of a node.
+
+:mod:`llorch_serve.cluster.spec_file` reads it from a TOML file; ``llorch serve --replicas`` makes one of its
+flags; :mod:`llorch_serve.cluster.deploy` makes it so.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from llorch_serve.artifact.folder import is_artifact
+from llorch_serve.cluster.settings import ReplicaSettings
+from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.foreign.detect import foreign_kind
+from llorch_serve.loading.models import load_model
+
+MOST_REPLICAS: Final = 10_000
+MOST_SLOTS: Final = 4096
+_REPLICAS: Final = re.compile(r"(\d{1,6})(?::(\d{1,6}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRange:
+    """How many replicas run: ``least`` to ``most``, between which Ray chooses by the requests there are."""
+
+    least: int = 1
+    most: int = 1
+
+    def __str__(self) -> str:
+        return str(self.least) if self.is_fixed else f"{self.least}:{self.most}"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is nothing to choose."""
+        return self.least == self.most
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """When the number of replicas changes.
+
+    target_requests: requests in flight on each replica that Ray aims at; None: as many as it has slots.
+    up_delay_s, down_delay_s: for how long more, or fewer, replicas must have been right.
+    """
+
+    target_requests: float | None = None
+    up_delay_s: float = 30.0
+    down_delay_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model of a cluster.
+
+    gpus, memory_bytes: of a node, for each replica; less than one GPU shares it, and memory that is None is
+        not counted. resources: other resources of Ray for each replica, by name.
+    drain_s: how long answers may go on in a replica that is to end. max_queued: requests that each front lets
+        wait for a replica.
+    """
+
+    settings: ReplicaSettings
+    replicas: ReplicaRange = ReplicaRange()
+    scaling: Scaling = Scaling()
+    gpus: float = 0.0
+    memory_bytes: int | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    drain_s: float = 300.0
+    max_queued: int = 1024
+
+    @property
+    def name(self) -> str:
+        """The model's name in the cluster."""
+        return self.settings.model
+
+
+def read_replicas(source: str, value: int | str) -> ReplicaRange:
+    """Return what ``2`` or ``1:4`` stands for. source: the flag or key, for messages. Raises UsageError."""
+    match = _REPLICAS.fullmatch(str(value))
+    if match is not None:
+        least = int(match[1])
+        most = least if match[2] is None else int(match[2])
+        if 1 <= least <= most <= MOST_REPLICAS:
+            return ReplicaRange(least, most)
+    raise UsageError(
+        f"{source} is {str(value)[:40]!r}; expected a number like 2, or least:most like 1:4, from 1 to "
+        f"{MOST_REPLICAS}"
+    )
+
+
+def find_fingerprint(artifact: str, stated: str | None) -> str:
+    """Return the fingerprint of an artifact: of its folder if that is on this machine, else as it was stated.
+
+    Raises UsageError where it is not known or not as stated, ArtifactError for a folder that is damaged.
+    """
+    folder = Path(artifact)
+    if is_artifact(folder) or foreign_kind(folder) is not None:
+        found = load_model(folder).manifest.fingerprint
+        if stated not in (None, found):
+            raise UsageError(
+                f"{artifact} has the fingerprint {found}, and {stated} is stated; leave it out, or name the "
+                "folder that it belongs to"
+            )
+        return found
+    if folder.is_dir():
+        raise ArtifactError(f"{artifact} holds no artifact; expected a folder that llorch export has written")
+    if stated is None:
+        raise UsageError(
+            f"{artifact} is not on this machine, so its fingerprint is not known; add fingerprint, as llorch "
+            "inspect --json tells it"
+        )
+    return stated
+
+
+def llorch_version() -> str:
+    """Return the version of this llorch."""
+    return importlib.metadata.version("llorch")

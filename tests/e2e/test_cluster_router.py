@@ -1,0 +1,97 @@
+"""What the router needs of Ray Serve, tried on a deployment without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llorch_serve.cluster.interfaces import RoutingHint
+from llorch_serve.cluster.prefix_index import Prefix, prefix_of
+from support.cluster import RayCluster
+
+PATH = "llorch_serve.cluster.router.PrefixRouter"
+
+
+def named() -> type:
+    """Return a class that tells its name; made here, Ray pickles it by value and imports no test."""
+
+    class Named:
+        def record_replica_metadata(self) -> dict[str, Any]:
+            return {"slots": 4, "fingerprint": "f"}
+
+        async def name(self, hint: Any) -> tuple[str, bool]:
+            from ray import serve
+
+            await asyncio.sleep(0.05)  # so that requests are there at once
+            return serve.get_replica_context().replica_id.unique_id, hint.prefix is None
+
+    return Named
+
+
+@pytest.fixture(scope="module")
+def handle(cluster: RayCluster) -> Iterator[Any]:
+    """A handle of two replicas of four slots."""
+    from ray import serve
+    from ray.serve.config import RequestRouterConfig
+
+    deployment = serve.deployment(named()).options(
+        num_replicas=2,
+        max_ongoing_requests=8,
+        # So many that it does not matter when Ray learns that a request has ended.
+        request_router_config=RequestRouterConfig(
+            request_router_class=PATH, request_router_kwargs={"slack": 8}
+        ),
+        ray_actor_options={"num_cpus": 0.1},
+    )
+    yield serve.run(deployment.bind(), name="router", route_prefix=None)
+    serve.delete("router")
+
+
+def prompt(number: int, length: int) -> Prefix:
+    return prefix_of(list(range(1000 * number, 1000 * number + length)))
+
+
+def ask(handle: Any, *hints: RoutingHint) -> list[str]:
+    """Send requests at once; return who answered each."""
+    answers = [one.result(timeout_s=20) for one in [handle.name.remote(hint) for hint in hints]]
+    assert all(without for _, without in answers), "prompts do not leave the process"
+    return [name for name, _ in answers]
+
+
+def test_conversations_stay_where_they_began(handle: Any) -> None:
+    first = ask(handle, *(RoutingHint("r", prefix=prompt(n, 40), fingerprint="f") for n in range(6)))
+    assert sorted(Counter(first).values()) == [3, 3]
+    for turn in range(2, 5):
+        hints = [RoutingHint("r", prefix=prompt(n, 40 * turn), fingerprint="f") for n in range(6)]
+        assert ask(handle, *hints) == first
+
+
+def test_many_at_once_are_spread_though_none_has_been_sent_yet(handle: Any) -> None:
+    names = ask(handle, *(RoutingHint("r", prefix=prompt(100 + n, 40)) for n in range(16)))
+    assert sorted(Counter(names).values()) == [8, 8]
+
+
+def test_one_that_failed_a_request_is_avoided_and_who_took_it_is_told(handle: Any) -> None:
+    taken: list[str] = []
+    hint = RoutingHint("r", prefix=prompt(200, 100), on_taken=taken.append)
+    (name,) = ask(handle, hint)
+    assert taken == [name]
+    (other,) = ask(handle, replace(hint, avoid=frozenset({name})))
+    assert taken == [name, other]
+    assert other != name
+
+
+def test_a_request_for_another_fingerprint_waits_without_working_and_can_be_given_up(handle: Any) -> None:
+    before = time.process_time()
+    waiting = handle.name.remote(RoutingHint("r", fingerprint="other"))
+    with pytest.raises(TimeoutError):
+        waiting.result(timeout_s=1)
+    assert time.process_time() - before < 0.5
+    waiting.cancel()
+    assert len(set(ask(handle, *(RoutingHint("r", prefix=prompt(300 + n, 40)) for n in range(2))))) == 2
