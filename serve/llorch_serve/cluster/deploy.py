@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DEPLOYMENT: Final = "replica"
 """The deployment of every application, see :func:`application_of`."""
 _PREFIX: Final = "llorch-"
+_ROUTING: Final[dict[str, Any]] = {"request_router_class": "llorch_serve.cluster.router.PrefixRouter"}
 _POLL_S: Final = 0.5
 _LEAST_LOOK_BACK_S: Final = 10.5  # more than its interval between two looks, or Ray warns
 _RUNNING: Final = "RUNNING"
@@ -164,6 +165,7 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
     """Return a model as Serve runs it: a deployment whose version is that of its settings."""
     from ray import serve
     from ray.serve.api import RunTarget
+    from ray.serve.config import RequestRouterConfig
 
     raw = model.settings.encode()
     slots = model.settings.engine.session.slots
@@ -185,6 +187,7 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
         graceful_shutdown_timeout_s=model.drain_s,
         graceful_shutdown_wait_loop_s=0.5,
         logging_config={"enable_access_log": False},
+        request_router_config=RequestRouterConfig(**_ROUTING),
         **scaled,
     )(actor)
     versioned = deployment.options(version=model.settings.digest, _internal=True)
