@@ -217,7 +217,7 @@ class RoutedGenerator:
             try:
                 await self._pass_on(call)
             except (Exception, asyncio.CancelledError) as error:
-                if call.unwanted:
+                if call.unwanted or call.ended:
                     raise
                 failure = judge(error, begun=call.begun)
                 tries = tries + 1 if call.told == told else 1
@@ -236,17 +236,19 @@ class RoutedGenerator:
                     raise last.error
                 if last.is_last:
                     self._finish(call, functools.partial(call.deliver, updates))
-                    return
-                call.deliver(updates)
-        raise AnswerCutError
+                else:
+                    call.deliver(updates)
+        if not call.ended:
+            raise AnswerCutError
 
     def _done(self, call: RoutedCall, task: asyncio.Task[None]) -> None:
         """End what has not been ended: aborted, or failed."""
+        error = None if task.cancelled() else task.exception()
         if call.ended:
             return
-        if task.cancelled():
+        if error is None:
             self._finish(call, call.end_cancelled)
-        elif (error := task.exception()) is not None:
+        else:
             assert isinstance(error, Exception)
             self._finish(call, functools.partial(call.fail, error))
 
