@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEPLOYMENT: Final = "replica"
 """The deployment of every application, see :func:`application_of`."""
+ROUTER: Final = "llorch_serve.cluster.router.PrefixRouter"
+"""By whom every front's requests are sent to replicas."""
 _PREFIX: Final = "llorch-"
 _POLL_S: Final = 0.5
 _LEAST_LOOK_BACK_S: Final = 10.5  # more than its interval between two looks, or Ray warns
@@ -70,6 +72,11 @@ class ModelStatus:
         """How many replicas answer."""
         return sum(replica.state == _RUNNING for replica in self.replicas)
 
+    @property
+    def gist(self) -> tuple[str, str, int, int]:
+        """What changes of it as time goes by, but for the names of its replicas."""
+        return self.state, self.message, self.running, self.wanted
+
 
 def application_of(model: str) -> str:
     """Return the name of the application that a model is."""
@@ -94,16 +101,17 @@ def await_running(
 ) -> list[ModelStatus]:
     """Wait until every one of the models runs as it was deployed; return how they are.
 
-    tell: told of each whose replicas or state have changed. Raises WorkerError for a model that Ray gave up
-    on, or that took too long: Ray goes on trying that one.
+    tell: told of each that has changed, in its state, message or numbers of replicas.
+    Raises WorkerError for a model that Ray gave up on, or that took too long: Ray goes on trying that one.
     """
     until = time.monotonic() + timeout_s
     told: dict[str, ModelStatus] = {}
     while True:
         found = [status for status in statuses() if status.name in names]
         for status in found:
-            if told.get(status.name) != status:
-                told[status.name] = status
+            before = told.get(status.name)
+            told[status.name] = status
+            if before is None or before.gist != status.gist:
                 tell(status)
         if failed := [status for status in found if status.state == _FAILED]:
             raise WorkerError("; ".join(f"{one.name} does not run: {one.message}" for one in failed))
@@ -144,7 +152,7 @@ def find_settings(model: str | None) -> ReplicaSettings:
 
 
 def delete(names: Sequence[str]) -> None:
-    """Delete models, whose replicas then drain; return once no process of them runs.
+    """Have Ray delete models, and return before it has: their replicas drain.
 
     Raises UsageError for a name that the cluster does not have, before any is deleted.
     """
@@ -156,6 +164,10 @@ def delete(names: Sequence[str]) -> None:
         raise UsageError(f"the cluster has no model {', '.join(name[:100] for name in unknown)}; {have}")
     for name in names:
         serve.delete(application_of(name), _blocking=False)
+
+
+def await_gone(names: Sequence[str]) -> None:
+    """Wait until no process of the deleted models runs."""
     while any(_runs(name) for name in names):
         time.sleep(_POLL_S)
 
@@ -164,6 +176,7 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
     """Return a model as Serve runs it: a deployment whose version is that of its settings."""
     from ray import serve
     from ray.serve.api import RunTarget
+    from ray.serve.config import RequestRouterConfig
 
     raw = model.settings.encode()
     slots = model.settings.engine.session.slots
@@ -181,6 +194,7 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
         user_config=msgspec.json.decode(raw),
         max_ongoing_requests=2 * slots,  # so that the engine's own fairness still chooses
         max_queued_requests=model.max_queued,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         max_surge_percent=100,  # a new replica runs before an old one ends
         graceful_shutdown_timeout_s=model.drain_s,
         graceful_shutdown_wait_loop_s=0.5,
