@@ -59,7 +59,9 @@ class ExportOptions:
     block_size: weights that share a scale; None takes the default for ``precision``.
     fine_block_size: the same for query, key, value and down projections; None takes ``block_size``, or 32
         where an int4 export leaves both open.
-    accuracy_level: MatMulNBits' own: 4 multiplies in int8, 0 leaves the choice to the runtime.
+    accuracy_level: MatMulNBits' own: 4 multiplies in int8, 0 leaves the choice to the runtime; None takes 4,
+        and 0 for packed codes of 2 bits.
+    two_bit_accuracy_level: the level of those alone, filled in once it is known that there are some.
     quantizer: of 4-bit weights; None takes ``gptq`` for models up to half a billion parameters
         (``recipes/default.py``), else ``affine``.
     scale_type: how scales are stored; None takes the default for ``precision``.
@@ -92,6 +94,7 @@ class ExportOptions:
     block_size: int | None = None
     fine_block_size: int | None = None
     accuracy_level: Literal[0, 4] | None = None
+    two_bit_accuracy_level: Literal[0] | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType | None = None
     max_context: int | None = None

@@ -45,7 +45,7 @@ from llorch_export.graphs import ArtifactGraphs, error_factors
 from llorch_export.interop.genai import interop_files
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
-from llorch_export.resolved import ResolvedExport, check_source, resolve, with_cache_of
+from llorch_export.resolved import ResolvedExport, check_source, resolve, with_packed_defaults
 from llorch_export.source.open import open_checkpoint
 from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.verify.float_range import probe_activations
@@ -95,7 +95,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     checkpoint = open_checkpoint(options.source, options.embed)
     check_source(base, checkpoint)
     checkpoint = with_adapters(checkpoint, options.lora)
-    settled = with_cache_of(checkpoint.tensors, options, checkpoint.embedding)
+    settled = with_packed_defaults(checkpoint.tensors, options, checkpoint.embedding)
     resolved = resolve(settled, checkpoint.config, checkpoint.embedding)
     text = None
     if resolved.calibration is not None:
@@ -149,10 +149,10 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
 def storage_notices(tensors: Mapping[str, LazyTensor], resolved: ResolvedExport) -> tuple[str, ...]:
     """Return what a person should know of how packed matrices are stored, a line each."""
     if resolved.recipe.precision == "source":
-        prompts, exact = resolved.prompts, resolved.recipe.accuracy_level == 0
+        prompts = resolved.prompts
         anew = prompts is not None and prompts.precision != "source"
         more = "; the graph for prompts has them anew, by its own recipe" if anew else ""
-        return (source_notice(tensors, TARGETS[resolved.target], exact=exact) + more,)
+        return (source_notice(tensors, TARGETS[resolved.target], resolved.recipe) + more,)
     notice = packed_notice(tensors, adapted=bool(resolved.options.lora))
     return () if notice is None else (notice,)
 
@@ -208,8 +208,7 @@ def _packed_fields(resolved: ResolvedExport, checkpoint: Checkpoint) -> dict[str
     tensors = checkpoint.tensors
     if resolved.recipe.precision != "source" or all(tensor.packed is None for tensor in tensors.values()):
         return {}
-    exact = resolved.recipe.accuracy_level == 0
-    forms = SourceForms(tensors, TARGETS[resolved.target], exact=exact)
+    forms = SourceForms(tensors, TARGETS[resolved.target], resolved.recipe)
     return {
         "source_forms": source_forms(tensors, forms),
         "widened_bytes": widened_bytes(tensors, forms) or msgspec.UNSET,

@@ -20,7 +20,7 @@ from llorch_export.config.unread import notice_of
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import storage_notices
 from llorch_export.recipes.base import base_recipe
-from llorch_export.resolved import check_source, resolve, with_cache_of
+from llorch_export.resolved import check_source, resolve, with_packed_defaults
 from llorch_export.source.open import open_checkpoint, open_settings, open_text
 from llorch_export.transform.lazy import Tensors
 from llorch_export.transform.prepare import fixed_transforms
@@ -42,7 +42,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
         adapters = adapted_text(text, adapters, config.vocab_size)[1]
         notices = (*notices, *text.notices)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    resolved = resolve(with_cache_of(tensors, options, read.embedding), config, read.embedding)
+    resolved = resolve(with_packed_defaults(tensors, options, read.embedding), config, read.embedding)
     embeds = resolved.embedding is not None
     graph, prompt_bytes = planned(
         resolved, *fixed_transforms(config, tensors, resolved.recipe, embeds=embeds)

@@ -18,7 +18,9 @@ from llorch_export.checkpoint.base import Checkpoint, LazyTensor
 from llorch_export.config.embedding import Embedding
 from llorch_export.formats.module import uses_static
 from llorch_export.formats.precisions import refuse_rules_beyond
+from llorch_export.formats.targets import TARGETS
 from llorch_export.graph.rope import MAX_TABLE_BYTES, table_bytes
+from llorch_export.graph.source_forms import widens_pairs
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe, prompts_may_measure
 from llorch_export.recipes.default import with_quantizer
@@ -216,20 +218,23 @@ def check_source(recipe: Recipe, checkpoint: Checkpoint) -> None:
         )
 
 
-def with_cache_of(
+def with_packed_defaults(
     tensors: Mapping[str, LazyTensor], options: ExportOptions, embedding: Embedding | None
 ) -> ExportOptions:
-    """Return ``options`` with a cache that is not quantised, where packed weights are kept as they are and
-    nobody has asked for another: rounding keys and values would cost as much again as all else.
+    """Return ``options`` as they are where packed weights are kept and nobody has asked for anything else:
+    with a cache that is not quantised, as rounding keys and values would cost as much again as all else, and
+    without rounding the inputs of codes of 2 bits, of which little would be left.
 
     embedding: how texts become vectors, for which there is no cache.
     """
-    if embedding is not None:
-        return options
     recipe = base_recipe(options)
-    packed = recipe.precision == "source" and any(tensor.packed is not None for tensor in tensors.values())
-    if packed and options.kv_dtype is None:
-        return replace(options, kv_dtype=recipe.compute_type)
+    if recipe.precision != "source" or all(tensor.packed is None for tensor in tensors.values()):
+        return options
+    if embedding is None and options.kv_dtype is None:
+        options = replace(options, kv_dtype=recipe.compute_type)
+    unrounded = msgspec.structs.replace(recipe, two_bit_accuracy_level=0)
+    if options.accuracy_level is None and widens_pairs(tensors, TARGETS[options.target], unrounded):
+        options = replace(options, two_bit_accuracy_level=0)
     return options
 
 

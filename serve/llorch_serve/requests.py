@@ -156,12 +156,16 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """What a prompt has become in another process that serves the same model: its token ids, and the text
-    that they stand for.
+    """What a request has become in other processes that serve the same model.
+
+    token_ids, text: the prompt, and what it stands for.
+    answers: of each answer the tokens that have been told of it, which it goes on from; None: it has ended.
+        Empty: nothing has been told.
     """
 
     token_ids: tuple[int, ...]
     text: str
+    answers: tuple[tuple[int, ...] | None, ...] = ()
 
 
 MIN_PRIORITY: Final = -10
@@ -237,7 +241,7 @@ class GenerationRequest:
         ``waiting.py``.
     fingerprint: if given, that of the model which must answer.
     answers: which answers come back.
-    encoded: the prompt's tokens, where the front of a cluster has encoded it; else None.
+    encoded: what the front of a cluster has made of it already; else None.
     """
 
     request_id: str

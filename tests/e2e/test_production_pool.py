@@ -14,6 +14,8 @@ from datetime import datetime
 import psutil
 import pytest
 
+from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.cluster.totals import Tally
 from llorch_serve.errors import ArtifactError, UsageError, WorkerError
 from llorch_serve.lifecycle.serving import serve
 from llorch_serve.pool import post
@@ -21,7 +23,7 @@ from llorch_serve.pool.messages import ready
 from llorch_serve.pool.reporter import PoolConfig, PoolReporter
 from llorch_serve.rpc.server import ServerConfig
 from support.builders.certificates import make_certificates
-from support.fakes.generator import INFO, FakeGenerator
+from support.fakes.generator import INFO, LOAD, FakeGenerator
 from support.fakes.pool_manager import PATIENCE_S, Manager
 from support.harness.processes import llorch_here, serving
 
@@ -33,10 +35,10 @@ class Worker:
     stops it.
     """
 
-    def __init__(self, url, story, *, load=FakeGenerator, **changes):
+    def __init__(self, url, story, *, load=FakeGenerator, about=None, **changes):
         self.address = None
         self.failure = None
-        config = PoolConfig("w1", post.read_url(url), "worker.example", **{**QUICK, **changes})
+        config = PoolConfig("w1", post.read_url(url), **{"host": "worker.example", **QUICK, **changes})
 
         def run():
             try:
@@ -52,7 +54,8 @@ class Worker:
         self.thread = threading.Thread(target=run, daemon=True)
         server = ServerConfig(port=0, drain_timeout_s=0)
         try:
-            asyncio.run(serve(load, server, companions=(PoolReporter(config),), on_bound=bound))
+            reporter = PoolReporter(config, **(about or {}))
+            asyncio.run(serve(load, server, companions=(reporter,), on_bound=bound))
         finally:
             if self.thread.is_alive():
                 self.thread.join(PATIENCE_S)
@@ -71,8 +74,10 @@ def test_a_manager_is_told_what_the_contract_says():
                 "worker_id": "w1",
                 "model_ref": "hf:somebody/fake",
                 "uri": f"grpc://worker.example:{port}",
+                "http_uri": None,
                 "backend": "fake",
                 "device": "fake:3",
+                "device_memory_bytes": None,
                 "memory_architecture": "unknown",
                 "worker_type": "llorch",
                 "capabilities": ["generate", "tokenize", "chat"],
@@ -91,6 +96,23 @@ def test_a_manager_is_told_what_the_contract_says():
         Worker(manager.url, story, model_ref="hf:somebody/fake")
         last = [manager.told.get_nowait() for _ in range(manager.told.qsize())]
         assert [m["status"] for m in last[-2:]] == ["draining", "stopped"]
+
+
+def test_a_front_of_replicas_is_one_worker_with_their_memory_and_its_http_address():
+    loads = [ReplicaLoad(name, "f", LOAD, 2**40, 2**34) for name in ("a", "b")]
+    totals = Tally("f").look(loads)
+    about = {"totals": lambda: totals, "http_url": lambda: "https://0.0.0.0:8443"}
+    with Manager() as manager:
+
+        def story(_worker):
+            ready = manager.next()
+            assert ready["worker_type"] == "llorch-cluster"
+            assert ready["http_uri"] == "https://[fd00::1]:8443"
+            assert ready["uri"].startswith("grpc://[fd00::1]:")
+            assert 2**41 < ready["memory_bytes"] < 2**41 + 2**36
+            assert ready["device_memory_bytes"] == 2**35
+
+        Worker(manager.url, story, host="fd00::1", about=about)
 
 
 def test_a_manager_that_keeps_refusing_ends_the_worker():

@@ -116,9 +116,12 @@ BESIDE: dict[str, tuple[Write, str]] = {
     "hqq, 8 bits": (by_hqq(8, 32), "8 bits, block 32, exactly, zero points beside the codes"),
     "hqq, 4 bits": (by_hqq(4, 32), "4 bits, block 32, exactly, zero points beside the codes"),
     "hqq, 3 bits": (by_hqq(3, 32), "4 bits, block 32, exactly, of 3 bits in the file, zero points beside"),
-    "hqq, 2 bits": (by_hqq(2, 32), "2 bits, block 32, exactly, zero points beside the codes"),
+    "hqq, 2 bits": (by_hqq(2, 32), "of 2 bits in the file, inputs not rounded, zero points beside the codes"),
+    "quanto, 2 bits": (
+        by_quanto(2, 32),
+        "of 2 bits in the file, inputs not rounded, zero points beside the codes",
+    ),
     "quanto, 4 bits": (by_quanto(4, 32), "4 bits, block 32, exactly, zero points beside the codes"),
-    "quanto, 2 bits": (by_quanto(2, 32), "2 bits, block 32, exactly, zero points beside the codes"),
     "torchao, Int4Tensor": (by_torchao, "4 bits, block 32, exactly, zero points beside the codes"),
 }
 NEARLY: dict[str, tuple[Write, str]] = {

@@ -130,7 +130,7 @@ def test_inputs_in_another_order_are_gathered_once_for_all_that_read_them(tmp_pa
     [
         ({"group": 64}, 4, 32),
         ({"bits": 3}, 4, 32),
-        ({"bits": 2}, 2, 32),
+        ({"bits": 2}, 4, 32),
         ({"bits": 8, "group": 128}, 8, 32),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.cluster.totals import Tally
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.observe.meters import Meters
 from llorch_serve.observe.observer import Observed, RequestFacts
@@ -120,3 +123,42 @@ def test_two_workers_in_a_process_count_apart(scraped):
     fresh = scrape(Meters())
     assert fresh["llorch:time_to_first_token_seconds_count",] == 0
     assert ("llorch:num_requests_running",) not in fresh
+
+
+class Replicas(FakeGenerator):
+    """A generator whose model runs on replicas."""
+
+    def __init__(self, *names):
+        super().__init__()
+        loads = (replace(LOAD, running=place) for place, _ in enumerate(names))
+        self._loads = [ReplicaLoad(name, "f", load, 100) for name, load in zip(names, loads, strict=True)]
+
+    def totals(self):
+        return Tally("f").look(self._loads)
+
+
+def scraped_of(*names):
+    meters, generator = Meters(), Replicas(*names)
+    meters.watch(generator)
+    try:
+        return scrape(meters)
+    finally:
+        generator.close()
+
+
+def test_each_replica_has_figures_of_its_own():
+    found = scraped_of("x", "y")
+    assert found["llorch:replicas",] == 2
+    assert found["llorch:replica_num_requests_running", "x"] == 0
+    assert found["llorch:replica_num_requests_running", "y"] == 1
+    assert found["llorch:replica_prefix_cache_hits_total", "y"] == LOAD.cached_tokens
+    assert found["llorch:replica_memory_bytes", "x"] == 100
+    assert found["llorch:num_slots",] == LOAD.slots  # of the generator itself, which adds them up
+
+
+def test_no_replica_is_no_error_and_a_worker_has_none():
+    assert scraped_of()["llorch:replicas",] == 0
+    meters, generator = Meters(), FakeGenerator()
+    meters.watch(generator)
+    assert not any(name.startswith("llorch:replica") for name, *_ in scrape(meters))
+    generator.close()

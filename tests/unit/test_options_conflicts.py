@@ -44,9 +44,9 @@ VALUES: dict[str, list[Any]] = {
     "activations": [*get_args(Activations)],
     "embed": [*get_args(EmbedChoice)],
 }
-WITHOUT_A_SAY = {"source", "output", "max_context", "force", "if_changed"}
-"""What no other option rules out: where an export comes from and goes to, and the length, which a model
-limits.
+WITHOUT_A_SAY = {"source", "output", "max_context", "force", "if_changed", "two_bit_accuracy_level"}
+"""What no other option rules out: where an export comes from and goes to, the length, which a model limits,
+and what is filled in once the weights are known.
 """
 
 CELLS = [(option, value) for option, values in VALUES.items() for value in values]

@@ -160,7 +160,14 @@ VARIED: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "activations": [({}, {"activations": "row"}), ({"activations": "row"}, {"activations": "quarters"})],
     "transforms": [({}, {"transforms": (name,)}) for name in ("rotate", "hadamard")],
 }
-OTHERWISE = {"source", "lora", "calibration", "prompts", "rules"}  # have tests of their own
+OTHERWISE = {
+    "source",
+    "lora",
+    "calibration",
+    "prompts",
+    "rules",
+    "two_bit_accuracy_level",
+}  # have tests of their own
 
 
 def test_every_option_is_thought_of() -> None:

@@ -50,6 +50,7 @@ class BlockWeight:
     input_scales: what inputs are multiplied by, before they are brought into order; None: nothing.
     offsets: [groups, rows], what the sum of each group of inputs is multiplied by and added to the product;
         None: nothing.
+    rounded_inputs: whether products may round their inputs, as the recipe says.
     """
 
     packed: ir.Value
@@ -61,6 +62,7 @@ class BlockWeight:
     input_order: npt.NDArray[np.intp] | None = None
     offsets: ir.Value | None = None
     input_scales: npt.NDArray[np.float32] | None = None
+    rounded_inputs: bool = True
 
 
 def block_weight(
@@ -151,6 +153,7 @@ def _folded(b: GraphBuilder, name: str, weights: Sequence[str], codes: Codes, ho
         codes.input_order,
         wide.offsets,
         codes.input_scales,
+        rounded_inputs=not how.pairs,
     )
 
 

@@ -111,7 +111,7 @@ class GraphBuilder:
     @functools.cached_property
     def source_forms(self) -> SourceForms:
         """What becomes of each matrix at precision ``source``."""
-        return SourceForms(self.tensors, self.target, exact=self.recipe.accuracy_level == 0)
+        return SourceForms(self.tensors, self.target, self.recipe)
 
     def op(
         self,

@@ -31,6 +31,7 @@ from llorch_export.quantize.folded import (
     folded,
     level_codes,
     lower_plane,
+    two_bit_words,
     upper_plane,
 )
 from llorch_export.quantize.layout import block_count, zero_point_bytes
@@ -110,6 +111,8 @@ def _code_specs(name: str, rows: int, blocks: int, how: FoldedForm) -> Iterator[
     size, word = how.form.block_size, ir.DataType.UINT16
     if how.levels:
         yield f"{name}.levels", word, (rows, blocks, size // 4)
+    elif how.pairs:
+        yield f"{name}.pairs", word, (rows, blocks, size // 8)
     elif how.planes:
         yield f"{name}.lower", word, (rows, blocks, size // 8)
         yield f"{name}.upper", word, (rows, blocks, size // 16)
@@ -130,9 +133,12 @@ def _packed(
         assert levels is not None
         table = shared_table(b, "levels", level_codes(levels))
         return looked_up(b, stored[0], table, name=f"{name}.weight", shape=shape)
+    symmetric = not how.form.zero_points
+    if how.pairs:
+        table = shared_table(b, "pairs", two_bit_words(symmetric=symmetric))
+        return looked_up(b, stored[0], table, name=f"{name}.weight", shape=shape)
     if not how.planes:
         return stored[0]
-    symmetric = not how.form.zero_points
     lower, upper = (
         looked_up(b, plane, shared_table(b, kind, table), name=f"{name}.weight.{kind}", shape=shape)
         for plane, kind, table in (

@@ -144,7 +144,7 @@ def matmul_nbits(
         "N": out_features,
         "bits": weight.bits,
         "block_size": weight.block_size,
-        "accuracy_level": b.recipe.accuracy_level,
+        "accuracy_level": b.recipe.accuracy_level if weight.rounded_inputs else 0,
     }
     inputs = [x, weight.packed, weight.scales, weight.zero_points, None, bias]
     while inputs[-1] is None:

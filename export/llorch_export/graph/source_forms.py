@@ -30,7 +30,7 @@ from llorch_export.quantize.folded import (
 )
 from llorch_export.quantize.layout import SCALE_DTYPES
 from llorch_export.quantize.repack import BlockForm, carried_notice
-from llorch_serve.artifact.manifest import SourceForm
+from llorch_serve.artifact.manifest import Recipe, SourceForm
 
 Form = BlockForm | FoldedForm | FoldedValues
 """How the data file has a packed matrix: as the operator takes it, or narrower."""
@@ -55,14 +55,14 @@ def requantised(tensor: LazyTensor) -> ModuleFormat:
 class SourceForms:
     """Decides in which form each matrix of a checkpoint is carried over.
 
-    tensors: the checkpoint's, by name. exact: values that 8 bits hold only nearly become values, as long as
-        memory allows.
+    tensors: the checkpoint's, by name. recipe: where it does not round inputs, values that 8 bits hold only
+        nearly become values, as long as memory allows, and codes of 2 bits are widened.
     """
 
-    def __init__(
-        self, tensors: Mapping[str, LazyTensor], target: Capabilities, *, exact: bool = False
-    ) -> None:
+    def __init__(self, tensors: Mapping[str, LazyTensor], target: Capabilities, recipe: Recipe) -> None:
+        exact = recipe.accuracy_level == 0
         self._target = target
+        self._widen_pairs = exact or recipe.two_bit_accuracy_level == 0
         self._finest = _FINEST[0]
         packed = [tensor for tensor in tensors.values() if tensor.codes is not None]
         self._few = 4 * sum(math.prod(tensor.shape) for tensor in packed) <= _MOST_VALUES
@@ -126,7 +126,9 @@ class SourceForms:
         form: Form | None = None
         if self._target.folds_constants and not looked_up:
             as_values = self._exact or (codes.across > 0 and self._few)
-            form = (folded_values(codes) if as_values else None) or folded_form(codes, widths, block)
+            form = (folded_values(codes) if as_values else None) or folded_form(
+                codes, widths, block, widen_pairs=self._widen_pairs
+            )
         form = form or carried_form(codes, widths, block)
         return None if form is None else (codes, form)
 
@@ -152,7 +154,8 @@ def _in_words(codes: Codes, form: Form) -> str:
         return f"{form.bits} bits, block {form.block_size}, {near}"
     offsets = ", zero points beside the codes" if form.offsets else ""
     narrow = "" if form.bits == form.form.bits else f", of {form.bits} bits in the file"
-    return f"{form.form.bits} bits, block {form.form.block_size}, {near}{narrow}{offsets}"
+    inputs = ", inputs not rounded" if form.pairs else ""
+    return f"{form.form.bits} bits, block {form.form.block_size}, {near}{narrow}{inputs}{offsets}"
 
 
 def widths_for(name: str, target: Capabilities) -> tuple[int, ...]:
@@ -203,22 +206,29 @@ def _stored_alone(tensors: Mapping[str, LazyTensor]) -> list[LazyTensor]:
     return [t for t in tensors.values() if len(t.shape) == 2 and not _stored_by_layer(t)]
 
 
-def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities, *, exact: bool) -> str:
-    """Say what becomes of a checkpoint's matrices at precision ``source``. exact: as of
-    :class:`SourceForms`.
-    """
+def widens_pairs(tensors: Mapping[str, LazyTensor], target: Capabilities, recipe: Recipe) -> bool:
+    """Tell whether some matrix has codes of 2 bits that are widened, at precision ``source``."""
+    forms = SourceForms(tensors, target, recipe)
+    found = (forms.carried(tensor) for tensor in _stored_alone(tensors))
+    return any(one is not None and isinstance(one[1], FoldedForm) and one[1].pairs for one in found)
+
+
+def source_notice(tensors: Mapping[str, LazyTensor], target: Capabilities, recipe: Recipe) -> str:
+    """Say what becomes of a checkpoint's matrices at precision ``source``."""
     alone = _stored_alone(tensors)
     matrices = sum(len(tensor.shape) == 2 for tensor in tensors.values())
     rest = "; llorch inspect shows what experts and routers became" if len(alone) < matrices else ""
     if all(tensor.packed is None for tensor in tensors.values() if len(tensor.shape) == 2):
         return carried_notice((tensor.dtype, widths_for(tensor.name, target)) for tensor in alone) + rest
-    forms = SourceForms(tensors, target, exact=exact)
+    forms = SourceForms(tensors, target, recipe)
     found = (
         f"{len(form.modules)} of {form.stored} ({form.becomes})" for form in source_forms(tensors, forms)
     )
     wider = widened_bytes(tensors, forms)
     if wider:
         rest += f"; they take {wider / 2**20:,.0f} MiB more once the runtime has loaded them"
+    if recipe.two_bit_accuracy_level == 0:
+        rest += "; --accuracy-level 4 keeps 2 bits in memory and rounds inputs to 8 bits, as those of others"
     return f"matrices as the graph has them: {'; '.join(found)}{rest}"
 
 

@@ -28,6 +28,7 @@ LEVEL_BITS: Final = 4
 CODES_AT_A_TIME: Final = 2**22
 """Packed files are read in strips, which want to be wide."""
 _PLANES: Final = 3  # bits of codes that are stored as two planes
+_PAIR: Final = 2  # bits of codes that are widened to 4
 
 Words = npt.NDArray[np.uint16]
 
@@ -38,6 +39,7 @@ class FoldedForm:
 
     form: the blocks that the operator takes. bits: of a code in the file.
     levels: codes are numbers of levels. planes: the two lower bits of codes lie together, and the upper ones.
+    pairs: codes have 2 bits in the file and 4 in the operator, which is fast there without rounding inputs.
     offsets: zero points are no whole numbers; what they add to an output is computed beside the blocks.
     """
 
@@ -46,6 +48,7 @@ class FoldedForm:
     levels: bool
     planes: bool
     offsets: bool
+    pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +63,28 @@ class FoldedValues:
     across: int = 0
 
 
-def folded_form(codes: Codes, widths: Sequence[int], finest: int) -> FoldedForm | None:
+def folded_form(
+    codes: Codes, widths: Sequence[int], finest: int, *, widen_pairs: bool = False
+) -> FoldedForm | None:
     """Return the form that keeps what is narrower than blocks are; None if nothing is, or if no blocks hold
     it.
 
-    widths, finest: as for :func:`carried_form`.
+    widths, finest: as for :func:`carried_form`. widen_pairs: codes of 2 bits are narrower too.
     """
     offsets, planes = codes.zero_type is not None, codes.bits == _PLANES
-    if not (offsets or planes or codes.levels or codes.scale_table):
+    pairs = widen_pairs and codes.bits <= _PAIR
+    if not (offsets or planes or pairs or codes.levels or codes.scale_table):
         return None
+    if pairs:
+        widths = [width for width in widths if width > _PAIR]
     if offsets and codes.columns % codes.group:
         return None
     whole = replace(codes, zero_type=None, symmetric=codes.symmetric or offsets)
     form = carried_form(whole, widths, finest)
     if form is None:
         return None
-    bits = LEVEL_BITS if codes.levels else codes.bits if planes else form.bits
-    return FoldedForm(form, bits, codes.levels is not None, planes, offsets)
+    bits = LEVEL_BITS if codes.levels else codes.bits if planes else _PAIR if pairs else form.bits
+    return FoldedForm(form, bits, codes.levels is not None, planes, offsets, pairs)
 
 
 def folded_values(codes: Codes) -> FoldedValues | None:
@@ -140,6 +148,8 @@ def folded(codes: Codes, how: FoldedForm, start: int, stop: int) -> Arrays:
         wide[:, codes.columns :] = 2 ** (codes.bits - 1)
         upper = np.packbits(wide >> 2, axis=-1, bitorder="little")
         arrays = [_words(pack(wide & np.uint8(3), 2), blocks), _words(upper, blocks)]
+    elif how.pairs:
+        arrays = [_words(packed_codes(codes, rows.codes, replace(form, bits=_PAIR)), blocks)]
     else:
         arrays = [packed_codes(codes, rows.codes, form)]
     if codes.scale_table is None:
@@ -252,6 +262,13 @@ def level_values(levels: Levels) -> Matrix:
 def lower_plane() -> Bytes:
     """Return, of each word of eight lower pairs of bits, four bytes of two codes of 4 bits."""
     return pack(_numbers(2, WORD_VALUES), 4)
+
+
+def two_bit_words(*, symmetric: bool) -> Bytes:
+    """Return, of each word of eight codes of 2 bits, four bytes of two codes of 4 bits. symmetric: codes
+    around 2 are moved to be around 8.
+    """
+    return pack(_numbers(_PAIR, WORD_VALUES) + np.uint8(6 if symmetric else 0), 4)
 
 
 def upper_plane(*, symmetric: bool) -> Bytes:

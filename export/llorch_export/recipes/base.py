@@ -71,8 +71,12 @@ def _stored(settled: SettledOptions) -> Recipe:
         case Storage.UNQUANTISED | Storage.PER_CHANNEL:
             return recipe
         case Storage.SOURCE | Storage.RULES:
+            of_pairs = settled.options.two_bit_accuracy_level
             return msgspec.structs.replace(
-                recipe, accuracy_level=_accuracy_level(settled), scale_type=settled.compute_type
+                recipe,
+                accuracy_level=_accuracy_level(settled),
+                two_bit_accuracy_level=msgspec.UNSET if of_pairs is None else of_pairs,
+                scale_type=settled.compute_type,
             )
         case Storage.BLOCKS:
             fine = settled.fine_block_size

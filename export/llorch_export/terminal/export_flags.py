@@ -158,7 +158,8 @@ class WeightFlags(FlagGroup, frozen=True):
         int | None,
         typer.Option(
             help="4: activations are rounded to int8 for each block and row (default). "
-            "0: they stay fp32; slower by an order of magnitude.",
+            "0: they stay fp32 (default for packed codes of 2 bits); slower by an order of magnitude with "
+            "codes of 8 bits.",
             show_default=False,
         ),
     ] = None

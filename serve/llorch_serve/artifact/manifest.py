@@ -334,6 +334,8 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     block_size: elements along the input dimension that share one scale (``int8`` and ``int4`` only).
     head_precision: precision of the output head, and of the embedding where the two are tied.
     accuracy_level: MatMulNBits' ``accuracy_level``; 4 multiplies in int8, 0 leaves the choice to the runtime.
+    two_bit_accuracy_level: the same for packed codes of 2 bits that the runtime widens to 4 when it opens the
+        graph; absent: there are none, or theirs is ``accuracy_level``.
     fine_block_size: the same for the query, key, value and down projections; None: ``block_size``.
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least
         squared error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq``
@@ -374,6 +376,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     compute_type: ComputeType = "float32"
     int8_cache: bool = False
     activations: Activations | None = None
+    two_bit_accuracy_level: Literal[0] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def precisions(self) -> frozenset[Precision]:

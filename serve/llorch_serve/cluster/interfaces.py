@@ -70,14 +70,15 @@ class ReplicaLoad:
     """How busy one replica is.
 
     replica: its name. fingerprint: of its model.
-    memory_bytes, memory_total_bytes: of the device that it runs on, used and there; 0: not known.
+    memory_bytes: resident memory of its process. device_memory_bytes: what that holds of GPUs; None: not
+        known, or nothing.
     """
 
     replica: str
     fingerprint: str
     load: Load
     memory_bytes: int = 0
-    memory_total_bytes: int = 0
+    device_memory_bytes: int | None = None
 
 
 class Replicas(Protocol):

@@ -7,7 +7,9 @@ comes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from llorch_serve.cluster.interfaces import CallKind, RoutingHint
 from llorch_serve.engine.sequence import FinishReason
@@ -16,26 +18,57 @@ from llorch_serve.requests import Completion, GenerationUpdate, Timings, UpdateS
 _NO_TIME = Timings(0.0, 0.0, 0.0)
 
 
+GoOn: TypeAlias = Callable[[tuple[tuple[int, ...] | None, ...]], bytes]
+"""Returns the request that goes on from an answer so far, see
+:class:`llorch_serve.requests.EncodedPrompt`.
+"""
+
+
 class RoutedCall:
     """A request that has been taken.
 
-    answers: how many updates with a completion it ends with. seed: of its sampling.
+    answers: how many updates with a completion it ends with. seed: of its sampling. go_on: makes the request
+        that another replica goes on with; None: no other can, once anything has been told.
     begun: whether its caller has been told anything. ended: whether the last update has been delivered.
     """
 
     def __init__(
-        self, kind: CallKind, raw: bytes, hint: RoutingHint, sink: UpdateSink, *, answers: int, seed: int = 0
+        self,
+        kind: CallKind,
+        raw: bytes,
+        hint: RoutingHint,
+        sink: UpdateSink,
+        *,
+        answers: int,
+        seed: int = 0,
+        go_on: GoOn | None = None,
     ) -> None:
         self.kind = kind
         self.raw = raw
-        self.hint = hint
+        self.hint = replace(hint, on_taken=self._on_taken)
         self.begun = False
         self.ended = False
         self.task: asyncio.Task[None] | None = None
         self._sink = sink
         self._seed = seed
-        self._open = dict.fromkeys(range(answers), 0)  # tokens so far, by the answer's index
+        self._go_on = go_on
+        self._told: list[list[int] | None] = [[] for _ in range(answers)]  # tokens; None: it has ended
+        self._taken: str | None = None
         self._unwanted = False
+
+    def _on_taken(self, replica: str) -> None:
+        """Take note of the replica that has the request. Any thread."""
+        self._taken = replica
+
+    def go_elsewhere(self) -> bool:
+        """Be another replica's request, behind what has been told of it; tell whether it can be."""
+        if self.begun:
+            if self._go_on is None:
+                return False
+            self.raw = self._go_on(tuple(None if ids is None else tuple(ids) for ids in self._told))
+        if self._taken is not None:
+            self.hint = replace(self.hint, avoid=self.hint.avoid | {self._taken})
+        return True
 
     @property
     def request_id(self) -> str:
@@ -47,6 +80,11 @@ class RoutedCall:
         """Whether the caller has ended it."""
         return self._unwanted
 
+    @property
+    def told(self) -> int:
+        """How many tokens have been told, and ends of answers."""
+        return sum(1 if ids is None else len(ids) for ids in self._told)
+
     def cancel(self) -> None:
         """End it early: now, or as soon as it would begin."""
         self._unwanted = True
@@ -56,10 +94,11 @@ class RoutedCall:
     def deliver(self, updates: Sequence[GenerationUpdate]) -> None:
         """Pass updates on to the caller."""
         for update in updates:
+            told = self._told[update.index] if update.index < len(self._told) else None
             if update.completion is not None:
-                self._open.pop(update.index, None)
-            elif update.index in self._open:
-                self._open[update.index] += len(update.token_ids)
+                self._told[update.index : update.index + 1] = [None]
+            elif told is not None:
+                told += update.token_ids
         self.begun = True
         self.ended = updates[-1].is_last
         self._sink.deliver(list(updates))
@@ -70,7 +109,7 @@ class RoutedCall:
 
     def end_cancelled(self) -> None:
         """End it as a worker ends a request that is aborted: each answer that goes on is cancelled."""
-        left = sorted(self._open.items())
+        left = [(index, len(ids)) for index, ids in enumerate(self._told) if ids is not None]
         self.deliver(
             [
                 GenerationUpdate(

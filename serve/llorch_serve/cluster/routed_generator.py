@@ -17,6 +17,7 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from llorch_serve.cluster import wire
+from llorch_serve.cluster.failures import MOST_TRIES, AnswerCutError, judge
 from llorch_serve.cluster.front_model import RequestReader
 from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, Replicas, RoutingHint
 from llorch_serve.cluster.loop_thread import LoopThread
@@ -26,7 +27,6 @@ from llorch_serve.engine.load import NOTHING, Load, WorkerState
 from llorch_serve.errors import (
     EngineStoppedError,
     FieldViolation,
-    LlorchError,
     UnavailableError,
     duplicate_id,
 )
@@ -34,6 +34,7 @@ from llorch_serve.requests import (
     Abort,
     AnswerOptions,
     EmbedRequest,
+    EncodedPrompt,
     GenerationRequest,
     ModelInfo,
     Prompt,
@@ -58,6 +59,7 @@ class RoutedGenerator:
     reader: checks and encodes. replicas: used on this generator's loop alone, and closed with it.
     description: what a replica says of itself. draw_seed: for requests that have none, so that all that is
         tried of one request draws the same. load_interval_s: between two looks at how busy they are.
+        resume_streams: an answer whose replica ends goes on in another, from the tokens that have been told.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class RoutedGenerator:
         *,
         draw_seed: Callable[[], int] = _draw_seed,
         load_interval_s: float = LOAD_INTERVAL_S,
+        resume_streams: bool = False,
     ) -> None:
         self._reader = reader
         self._replicas = replicas
         self._info = description.info
         self._loop = loop
         self._draw_seed = draw_seed
+        self._resume_streams = resume_streams
         self._live: dict[str, RoutedCall] = {}  # by the request's id
         self._lock = threading.Lock()
         self._closed = False
@@ -93,8 +97,11 @@ class RoutedGenerator:
         seed = self._draw_seed() if request.sampling.seed is None else request.sampling.seed
         request = replace(request, sampling=replace(request.sampling, seed=seed))
         raw = wire.write_generation(request)
-        hint = self._hint(request, ids)
-        return self._enter(RoutedCall("generate", raw, hint, sink, answers=request.answers.n, seed=seed))
+        hint, answers = self._hint(request, ids), request.answers.n
+        go_on = None
+        if self._resume_streams and request.encoded is not None:
+            go_on = functools.partial(_going_on, request, request.encoded)
+        return self._enter(RoutedCall("generate", raw, hint, sink, answers=answers, seed=seed, go_on=go_on))
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and send a request for scores; see :meth:`submit`."""
@@ -197,15 +204,35 @@ class RoutedGenerator:
         call.task.add_done_callback(functools.partial(self._done, call))
 
     async def _answer(self, call: RoutedCall) -> None:
-        """Pass a replica's answer on to its end."""
+        """Pass an answer on to its end, from another replica where one fails."""
+        tries = 0
+        while True:
+            told = call.told
+            try:
+                await self._pass_on(call)
+            except (Exception, asyncio.CancelledError) as error:
+                if call.unwanted:
+                    raise
+                failure = judge(error, begun=call.begun)
+                tries = tries + 1 if call.told == told else 1
+                if not failure.elsewhere or tries > MOST_TRIES or not call.go_elsewhere():
+                    raise failure.error from None
+            else:
+                return
+
+    async def _pass_on(self, call: RoutedCall) -> None:
+        """Pass on what one replica answers. Raises the error that its answer ends with, or Ray's."""
         async with aclosing(self._replicas.call(call.kind, call.raw, hint=call.hint)) as parts:
             async for part in parts:
                 updates = wire.read_updates(call.request_id, part)
-                if updates[-1].is_last:
+                last = updates[-1]
+                if last.error is not None:
+                    raise last.error
+                if last.is_last:
                     self._finish(call, functools.partial(call.deliver, updates))
                     return
                 call.deliver(updates)
-        raise UnavailableError("the replica ended before the answer did; try again")
+        raise AnswerCutError
 
     def _done(self, call: RoutedCall, task: asyncio.Task[None]) -> None:
         """End what has not been ended: aborted, or failed."""
@@ -215,8 +242,6 @@ class RoutedGenerator:
             self._finish(call, call.end_cancelled)
         elif (error := task.exception()) is not None:
             assert isinstance(error, Exception)
-            if not isinstance(error, LlorchError):
-                logger.error("a call of a replica failed", exc_info=error)
             self._finish(call, functools.partial(call.fail, error))
 
     def _finish(self, call: RoutedCall, tell: Callable[[], None]) -> None:
@@ -262,6 +287,12 @@ def open_routed(
     except BaseException:
         loop.close()
         raise
+
+
+def _going_on(
+    request: GenerationRequest, encoded: EncodedPrompt, answers: tuple[tuple[int, ...] | None, ...]
+) -> bytes:
+    return wire.write_generation(replace(request, encoded=replace(encoded, answers=answers)))
 
 
 def _together(loads: Sequence[ReplicaLoad]) -> Load:

@@ -31,9 +31,9 @@ class PrefixRouter(RequestRouter):
     A replica tells its slots and the fingerprint of its model by ``record_replica_metadata``.
     """
 
-    def initialize_state(self, slack: int | None = None) -> None:
-        """Begin. slack: see :class:`llorch_serve.cluster.choice.Rules`."""
-        self._rules = Rules(slack)
+    def initialize_state(self, **rules: Any) -> None:
+        """Begin. rules: the fields of :class:`llorch_serve.cluster.choice.Rules`."""
+        self._rules = Rules(**rules)
         self._index = PrefixIndex()
         self._unsent = Unsent(time.monotonic)
 

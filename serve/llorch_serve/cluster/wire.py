@@ -49,7 +49,7 @@ _VECTOR: Final = np.dtype("<f4")
 class _Request(msgspec.Struct, array_like=True, frozen=True):
     """message: the request as its service has it. bare: which of its texts get no special tokens.
 
-    token_ids, text: its prompt, where the front has encoded it.
+    token_ids, text, answers: its prompt, where the front has encoded it, and what has been told.
     """
 
     message: bytes
@@ -59,6 +59,7 @@ class _Request(msgspec.Struct, array_like=True, frozen=True):
     bare: tuple[int, ...] = ()
     token_ids: bytes | None = None
     text: str = ""
+    answers: tuple[bytes | None, ...] = ()
 
 
 class _Part(msgspec.Struct, array_like=True, frozen=True):
@@ -105,6 +106,7 @@ def write_generation(request: GenerationRequest) -> bytes:
         prompt = _without_words(prompt)
     (prompt,), bare = _dressed((prompt,))
     message = convert.write_generation_request(replace(request, prompt=prompt, encoded=None))
+    answers = () if encoded is None else encoded.answers
     told = encoded is not None and (isinstance(request.prompt, ChatPrompt) or request.answers.echo)
     return _ENCODER.encode(
         _Request(
@@ -113,8 +115,9 @@ def write_generation(request: GenerationRequest) -> bytes:
             request.correlation_id,
             request.traceparent,
             bare,
-            None if encoded is None else np.array(encoded.token_ids, _IDS).tobytes(),
+            None if encoded is None else _packed(encoded.token_ids),
             encoded.text if encoded is not None and told else "",
+            tuple(None if ids is None else _packed(ids) for ids in answers),
         )
     )
 
@@ -125,7 +128,8 @@ def read_generation(raw: bytes) -> GenerationRequest:
     request = convert.read_generation_request(pb.GenerateRequest.FromString(found.message))
     encoded, (prompt,) = None, _undressed((request.prompt,), found.bare)
     if found.token_ids is not None:
-        encoded = EncodedPrompt(tuple(np.frombuffer(found.token_ids, _IDS).tolist()), found.text)
+        answers = tuple(None if ids is None else _unpacked(ids) for ids in found.answers)
+        encoded = EncodedPrompt(_unpacked(found.token_ids), found.text, answers)
         prompt = prompt if isinstance(prompt, ChatPrompt) else TokenPrompt(encoded.token_ids)
     return replace(
         request,
@@ -135,6 +139,14 @@ def read_generation(raw: bytes) -> GenerationRequest:
         correlation_id=found.correlation_id,
         traceparent=found.traceparent,
     )
+
+
+def _packed(ids: tuple[int, ...]) -> bytes:
+    return np.array(ids, _IDS).tobytes()
+
+
+def _unpacked(raw: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(raw, _IDS).tolist())
 
 
 def _without_words(prompt: Prompt) -> Prompt:

@@ -8,7 +8,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import (
@@ -22,6 +22,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
+from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.cluster.totals import Replicated
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.observe.observer import EMBED, SCORE, Ending, Observed
@@ -164,10 +166,39 @@ class _Snapshot(Collector):
             yield GaugeMetricFamily(f"llorch:{name}", text, value)
         for name, text, count in _counters(load):
             yield CounterMetricFamily(f"llorch:{name}", text, count)
+        if isinstance(self.generator, Replicated):
+            yield from _by_replica(self.generator.totals().replicas)
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Return nothing, so that registering does not collect."""
         return ()
+
+
+def _by_replica(replicas: Sequence[ReplicaLoad]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Yield the figures of each replica that runs, under the label ``replica``."""
+    yield GaugeMetricFamily("llorch:replicas", "Replicas that run.", len(replicas))
+    if not replicas:
+        return
+    loads = [each.load for each in replicas]
+    names = [(each.replica,) for each in replicas]
+    for gauges in zip(*map(_gauges, loads), strict=True):
+        name, text, _ = gauges[0]
+        gauge = GaugeMetricFamily(f"llorch:replica_{name}", f"{text} By replica.", labels=("replica",))
+        for labels, (_, _, value) in zip(names, gauges, strict=True):
+            gauge.add_metric(labels, value)
+        yield gauge
+    for counters in zip(*map(_counters, loads), strict=True):
+        name, text, _ = counters[0]
+        counter = CounterMetricFamily(f"llorch:replica_{name}", f"{text} By replica.", labels=("replica",))
+        for labels, (_, _, count) in zip(names, counters, strict=True):
+            counter.add_metric(labels, count)
+        yield counter
+    memory = GaugeMetricFamily(
+        "llorch:replica_memory_bytes", "Resident memory of the process. By replica.", labels=("replica",)
+    )
+    for each in replicas:
+        memory.add_metric((each.replica,), each.memory_bytes)
+    yield memory
 
 
 def _gauges(load: Load) -> Iterator[tuple[str, str, float]]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import http.client
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from llorch_serve.calls.interfaces import ReadyWorker
+from llorch_serve.cluster.totals import Totals
 from llorch_serve.engine.load import NOTHING, WorkerState
 from llorch_serve.errors import WorkerError
 from llorch_serve.pool.messages import heartbeat, ready
@@ -50,10 +52,22 @@ class PoolConfig:
 
 
 class PoolReporter:
-    """Implements :class:`llorch_serve.calls.interfaces.Companion`."""
+    """Implements :class:`llorch_serve.calls.interfaces.Companion`.
 
-    def __init__(self, config: PoolConfig) -> None:
+    http_url: returns where the HTTP front listens, as scheme://HOST:PORT; None: there is none.
+    totals: returns what the replicas are together, of a front of some.
+    """
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        *,
+        http_url: Callable[[], str | None] = lambda: None,
+        totals: Callable[[], Totals] | None = None,
+    ) -> None:
         self._config = config
+        self._http_url = http_url
+        self._totals = totals
         self._poster = Poster(config.url)
         self._worker: ReadyWorker | None = None
 
@@ -79,11 +93,15 @@ class PoolReporter:
     async def _register(self, worker: ReadyWorker) -> None:
         config, refusals, pause_s = self._config, 0, self._config.first_pause_s
         while True:
-            port = worker.address.rsplit(":", 1)[1]
-            host = f"[{config.host}]" if ":" in config.host else config.host
-            uri = f"{'grpcs' if config.secure else 'grpc'}://{host}:{port}"
-            message = ready(
-                worker.generator.model_info(), worker_id=config.worker_id, model_ref=config.model_ref, uri=uri
+            url = self._http_url()
+            message = await asyncio.to_thread(
+                ready,
+                worker.generator.model_info(),
+                worker_id=config.worker_id,
+                model_ref=config.model_ref,
+                uri=self._advertised("grpcs" if config.secure else "grpc", worker.address),
+                http_uri=None if url is None else self._advertised(*url.split("://")),
+                totals=None if self._totals is None else self._totals(),
             )
             status = await self._send(message, "ready", config.timeout_s)
             if status is not None and 200 <= status < 300:
@@ -99,6 +117,11 @@ class PoolReporter:
                 )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, config.longest_pause_s)
+
+    def _advertised(self, scheme: str, bound: str) -> str:
+        """Return the URI by which the manager's clients reach a port. bound: HOST:PORT."""
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        return f"{scheme}://{host}:{bound.rsplit(':', 1)[1]}"
 
     async def _beat(self, worker: ReadyWorker | None, state: WorkerState, timeout_s: float) -> int | None:
         load = NOTHING if worker is None else worker.load()

@@ -41,6 +41,7 @@ class SamplingRow:
     processors: those that its settings ask for, in their order.
     constraint: the grammar that the answer is held to, if any.
     generated: tokens generated so far, and thereby the position of the next draw.
+    told: the first of those, where the answer goes on from tokens of another process.
     drawable: the ids that stand for a token of the tokenizer; no other is chosen. None: all do.
     """
 
@@ -50,6 +51,7 @@ class SamplingRow:
     constraint: Constraint | None = None
     generated: int = 0
     drawable: DrawableIds | None = None
+    told: tuple[int, ...] = ()
 
     @classmethod
     def begin(
@@ -59,10 +61,16 @@ class SamplingRow:
         prompt_ids: Sequence[int],
         stop_ids: Iterable[int],
         drawable: DrawableIds | None = None,
+        told: tuple[int, ...] = (),
     ) -> SamplingRow:
-        """Return the state before the first generated token. All ids must be inside the vocabulary."""
+        """Return the state before the first generated token, or behind those that have been ``told``. All
+        ids must be inside the vocabulary.
+        """
         processors = begin(params, prompt_ids, frozenset(stop_ids))
-        return cls(params, processors, Draws(params.seed), drawable=drawable)
+        row = cls(params, processors, Draws(params.seed), drawable=drawable, told=told)
+        for token_id in told:
+            row.append(token_id)
+        return row
 
     def append(self, token_id: int) -> None:
         """Count a generated token."""
@@ -73,10 +81,12 @@ class SamplingRow:
             self.constraint.advance(token_id)
 
     def hold_to(self, constraint: Constraint) -> None:
-        """Hold the answer to a grammar, before its first token: it may take longer to compile than the rest
-        of the request.
+        """Hold the answer to a grammar, before its first token here: it may take longer to compile than the
+        rest of the request.
         """
-        assert self.generated == 0
+        assert self.generated == len(self.told)
+        for token_id in self.told:
+            constraint.advance(token_id)
         self.constraint = constraint
 
     @property

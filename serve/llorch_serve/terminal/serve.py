@@ -178,7 +178,9 @@ def _run(loading: _Loading, server: ServerConfig, fronts: ServingFronts, manager
             server,
             progress=loading.progress,
             fronts=fronts.fronts,
-            companions=() if manager is None else (PoolReporter(manager),),
+            companions=()
+            if manager is None
+            else (PoolReporter(manager, http_url=lambda: next(iter(fronts.urls), None)),),
             on_bound=lambda address: fronts.announce(
                 "worker.listen", address, f"listening at {address}, loading"
             ),

@@ -39,7 +39,7 @@ class Answer:
     opening: text that comes before its own.
     tells_logprobs: whether its tokens' log-probabilities are told, where they are known.
     parser: tells calls and thoughts from its text; None: it is text and nothing else.
-    generated: its tokens so far.
+    generated: its tokens so far. told: of those, the ones of another process.
     scored, logprob: tokens whose log-probabilities are known so far, a stop token included, and the sum of
         those.
     begun, ended: its first update has been told, and its last one.
@@ -53,10 +53,18 @@ class Answer:
     tells_logprobs: bool = False
     parser: AnswerParser | None = None
     generated: int = field(default=0, init=False)
+    told: int = field(default=0, init=False)
     scored: int = field(default=0, init=False)
     logprob: float = field(default=0.0, init=False)
     begun: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)
+
+    def go_on(self, told: tuple[int, ...] | None) -> None:
+        """Begin behind tokens that have been told of it in another process; None: it has ended there."""
+        self.ended = told is None
+        for token_id in told or ():
+            self.translate(TokenEvent(self.sequence, token_id), 1)
+        self.told = len(told or ())
 
     def translate(self, event: TokenEvent, open_answers: int) -> tuple[GenerationUpdate, bool]:
         """Return the update of one event, and whether the text ended the answer: a stop string, or the only
@@ -104,9 +112,13 @@ class Answer:
         return update, self.ended and event.finish is None
 
     def _completion(self, reason: FinishReason, stop_matched: str | None) -> Completion:
-        return ended(
+        found = ended(
             self.sequence, reason, stop_matched=stop_matched, generated=self.generated, seed=self.seed
         )
+        if not self.told or self.sequence.index:
+            return found
+        prompt = found.prompt_tokens - self.told  # which the engine takes for a part of it
+        return replace(found, prompt_tokens=prompt, cached_tokens=min(found.cached_tokens, prompt))
 
     def _opened(self, update: GenerationUpdate) -> GenerationUpdate:
         """Return the first update, with what is told once."""
@@ -140,15 +152,17 @@ class Answers:
     form: HeldForm | None = None
     open: int = field(init=False)
     aborted: bool = field(default=False, init=False)
+    _begun: tuple[Answer, ...] = field(init=False)
     _held: dict[int, JoinedUpdates] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.open = len(self.members)
+        self._begun = tuple(answer for answer in self.members if not answer.ended)
+        self.open = len(self._begun)
 
     @property
     def sequences(self) -> Seq[Sequence]:
-        """The answers' sequences."""
-        return [answer.sequence for answer in self.members]
+        """The sequences of the answers that had not ended elsewhere."""
+        return [answer.sequence for answer in self._begun]
 
     @property
     def needs_model(self) -> bool:

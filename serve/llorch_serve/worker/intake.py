@@ -38,12 +38,16 @@ from llorch_serve.worker.served import ServedModel, ServedSession
 
 @dataclass(frozen=True, slots=True)
 class _EncodedPrompt:
-    """A prompt as token ids, its text, what ends an answer to it, and the form that holds one."""
+    """A prompt as token ids, its text, what ends an answer to it, and the form that holds one.
+
+    told: see :class:`llorch_serve.requests.EncodedPrompt`; of no request that begins here.
+    """
 
     token_ids: tuple[int, ...]
     text: str
     limits: Limits
     form: HeldForm | None
+    told: tuple[tuple[int, ...] | None, ...] = ()
 
 
 class Intake:
@@ -94,9 +98,10 @@ class Intake:
         if asked.prompt_logprobs is not None:
             self._check_scores_prompts()
         limits = self._limits(sampling, len(checked.token_ids))
-        prompt = _EncodedPrompt(checked.token_ids, checked.text, limits, checked.form)
+        told = () if request.encoded is None else request.encoded.answers
+        prompt = _EncodedPrompt(checked.token_ids, checked.text, limits, checked.form, told)
         resolved = resolve(sampling, self._manifest.generation, lambda: secrets.randbits(63))
-        shared = SharedPrompt() if asked.generated > 1 and self._shares_prompts else None
+        shared = SharedPrompt() if asked.generated > 1 and self._shares_prompts and not told else None
         seeds = [answer_seed(resolved.seed, index) for index in range(asked.generated)]
         members = [
             self._answer(request, prompt, replace(resolved, seed=seed), shared, index)
@@ -125,20 +130,26 @@ class Intake:
         """Return one of a request's answers, with a sequence of its own."""
         sampling, asked = request.sampling, request.answers
         ids, limits = prompt.token_ids, prompt.limits
+        told = prompt.told[index] if prompt.told else ()
+        known = ids + (told or ())
         # What ranks the answers is the log-probability of their tokens, whether or not it is told.
         ranking = None if asked.best_of is None else 0
-        scored = asked.prompt_logprobs if index == 0 else None  # told once, with the first answer
+        scored = asked.prompt_logprobs if index == 0 and not told else None  # once, with the first answer
         sequence = Sequence(
             request_id=request.request_id,
-            token_ids=list(ids),
-            prompt_length=len(ids),
-            limits=limits,
+            token_ids=list(known),
+            prompt_length=len(known),
+            limits=replace(limits, max_new_tokens=limits.max_new_tokens - len(known) + len(ids)),
             sampling=SamplingRow.begin(
-                resolved, prompt_ids=ids, stop_ids=limits.stop_ids, drawable=self._drawable
+                resolved,
+                prompt_ids=ids,
+                stop_ids=limits.stop_ids,
+                drawable=self._drawable,
+                told=told or (),
             ),
             index=index,
             ownership=self._ownership(request),
-            lookup=PromptLookup(ids, max_draft=self._lookup) if self._lookup else None,
+            lookup=PromptLookup(known, max_draft=self._lookup) if self._lookup else None,
             logprobs=ranking if sampling.logprobs is None else sampling.logprobs,
             shared=shared,
             prompt_scores=None if scored is None else PromptScores(ids, 1, scored, self._scored_rows),
@@ -152,7 +163,7 @@ class Intake:
             kept=self._prompts.kept_tokens(request.prompt),
             thought=None if thought is None else thought.marks,
         )
-        return Answer(
+        answer = Answer(
             sequence,
             stream,
             self._tokenizer,
@@ -163,6 +174,8 @@ class Intake:
                 request.prompt, prompt.text, key=f"{request.request_id}:{index}", form=prompt.form
             ),
         )
+        answer.go_on(told)
+        return answer
 
     def score(self, request: ScoreRequest, sink: UpdateSink) -> Scores:
         """Return the scores of a request's continuations, all of them still to be found.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from llorch_serve.calls.front_desk import FrontDesk
 from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.cluster import wire
 from llorch_serve.cluster.front_model import FrontModel, RequestReader
@@ -21,6 +23,7 @@ from llorch_serve.requests import (
     AnswerOptions,
     EmbedRequest,
     GenerationRequest,
+    GenerationUpdate,
     Prompt,
     RankRequest,
     ScoreRequest,
@@ -38,6 +41,46 @@ def _their_loop() -> LoopThread:
     return LoopThread("test-replicas")
 
 
+class RayActorError(Exception):
+    """Named as Ray's own."""
+
+
+class ActorDiedError(RayActorError):
+    """Likewise."""
+
+
+class DeploymentUnavailableError(Exception):
+    """Likewise."""
+
+
+class BackPressureError(Exception):
+    """Likewise."""
+
+
+class InStep(ServedReplica):
+    """A replica whose engine waits for each update to be on its way, so that every one is a part of its
+    own.
+    """
+
+    def _opened(self) -> FrontDesk:
+        fresh, desk = self._desk is None, super()._opened()
+        if fresh:
+            loop, live = asyncio.get_running_loop(), desk._calls
+            here, deliver = threading.current_thread(), live.deliver
+
+            async def turns() -> None:
+                for _ in range(8):  # of the loop, until what was delivered has been taken
+                    await asyncio.sleep(0)
+
+            def in_step(updates: list[GenerationUpdate]) -> None:
+                deliver(updates)
+                if threading.current_thread() is not here:
+                    asyncio.run_coroutine_threadsafe(turns(), loop).result()
+
+            live.deliver = in_step  # type: ignore[method-assign]
+        return desk
+
+
 class FakeReplicas:
     """Implements :class:`llorch_serve.cluster.interfaces.Replicas`: the first replica that is not to be
     avoided answers.
@@ -46,13 +89,25 @@ class FakeReplicas:
     def __init__(self, *replicas: ServedReplica) -> None:
         self.replicas = replicas
         self.hints: list[RoutingHint] = []
+        self.parts_left: dict[str, int] = {}  # of an answer, after which its replica dies, by its name
+        self.death: BaseException = ActorDiedError("the actor 10.0.0.7:4711 died of a secret")
 
     async def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncGenerator[bytes, None]:
         self.hints.append(hint)
-        replica = next(each for each in self.replicas if each.name not in hint.avoid)
+        replica = next((each for each in self.replicas if each.name not in hint.avoid), None)
+        if replica is None:
+            raise DeploymentUnavailableError
+        assert hint.on_taken is not None
+        hint.on_taken(replica.name)
+        left = self.parts_left.get(replica.name)
         async with aclosing(_brought_over(replica.call(kind, raw, hint))) as parts:
-            async for part in parts:
+            while left is None or left > 0:
+                part = await anext(parts, None)
+                if part is None:
+                    return
                 yield part
+                left = None if left is None else left - 1
+        raise self.death
 
     async def describe(self) -> Description:
         return wire.read_description(await _there(self.replicas[0].describe()))
@@ -140,13 +195,22 @@ def reader_of(generator: ClosableGenerator, description: Description) -> Request
     return PassingReader(generator)
 
 
-def replica_of(generator: ClosableGenerator, name: str = "first", **description: Any) -> ServedReplica:
-    """Return a replica around a generator, which tells of every token by itself."""
-    told = Description(generator.model_info(), **description)
-    return ServedReplica(generator, told, name=name, stream_interval=1)
+def replica_of(
+    generator: ClosableGenerator, name: str = "first", kind: type[ServedReplica] = ServedReplica
+) -> ServedReplica:
+    """Return a replica around a generator."""
+    return kind(generator, Description(generator.model_info()), name=name, stream_interval=1)
 
 
-def routed(*generators: ClosableGenerator, **options: Any) -> RoutedGenerator:
+def replicas_of(*generators: ClosableGenerator, kind: type[ServedReplica] = ServedReplica) -> FakeReplicas:
+    """Return a replica around each of some generators: r0, r1 and so on."""
+    return FakeReplicas(*(replica_of(each, f"r{place}", kind) for place, each in enumerate(generators)))
+
+
+def routed(
+    *generators: ClosableGenerator, replicas: FakeReplicas | None = None, **options: Any
+) -> RoutedGenerator:
     """Return a front's generator over a replica around each of some generators."""
-    replicas = FakeReplicas(*(replica_of(each, f"r{place}") for place, each in enumerate(generators)))
-    return open_routed(replicas, lambda told: reader_of(generators[0], told), **options)
+    return open_routed(
+        replicas or replicas_of(*generators), lambda told: reader_of(generators[0], told), **options
+    )

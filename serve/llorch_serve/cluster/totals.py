@@ -1,0 +1,80 @@
+"""What the replicas of a model are together: the figures that ``GetLoad``, /metrics and a pool manager get.
+
+Input: how busy each replica says that it is, look by look. Output: their sums, and each one's figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.engine.load import Load, WorkerState
+
+_COUNTERS: Final = ("prompt_tokens", "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens")
+_MOMENTARY: Final = (
+    "running", "waiting", "slots", "kv_tokens_running", "kv_tokens_idle", "kv_tokens_total",
+    "tokens_per_second", "loaded_bytes", "total_bytes",
+)  # fmt: skip
+_MOST_REMEMBERED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Figures of one moment. load: of all replicas together. replicas: each one's, in the order of names.
+
+    memory_bytes: resident memory of their processes. device_memory_bytes: what they hold of GPUs; None where
+        one of them does not know it.
+    """
+
+    load: Load
+    replicas: tuple[ReplicaLoad, ...]
+    memory_bytes: int
+    device_memory_bytes: int | None
+
+
+@runtime_checkable
+class Replicated(Protocol):
+    """A generator whose model runs on replicas."""
+
+    def totals(self) -> Totals:
+        """Return what the replicas were at the last look at them."""
+
+
+class Tally:
+    """Sums the figures of one model's replicas. fingerprint: the model's; replicas of another do not count.
+
+    Tokens that have been counted stay counted: a replica that has gone, or has not answered this time, is in
+    the sums of counters with what it said last. Else a scrape would take a smaller sum for a restart.
+    """
+
+    def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+        self._last: dict[str, Load] = {}  # of each replica that was ever seen, the one seen last at the end
+        self._forgotten = dict.fromkeys(_COUNTERS, 0)
+
+    def look(self, loads: Sequence[ReplicaLoad]) -> Totals:
+        """Take what the replicas say now; return the totals."""
+        here = sorted(
+            (each for each in loads if each.fingerprint == self._fingerprint), key=lambda each: each.replica
+        )
+        for each in here:
+            self._last.pop(each.replica, None)
+            self._last[each.replica] = each.load
+        while len(self._last) > max(_MOST_REMEMBERED, len(here)):
+            gone = self._last.pop(next(iter(self._last)))
+            for name in _COUNTERS:
+                self._forgotten[name] += getattr(gone, name)
+        counted = {
+            name: self._forgotten[name] + sum(getattr(load, name) for load in self._last.values())
+            for name in _COUNTERS
+        }
+        momentary = {name: sum(getattr(each.load, name) for each in here) for name in _MOMENTARY}
+        on_devices = [each.device_memory_bytes for each in here]
+        return Totals(
+            Load(**counted, **momentary, state=WorkerState.READY),
+            tuple(here),
+            sum(each.memory_bytes for each in here),
+            None if not here or None in on_devices else sum(each or 0 for each in on_devices),
+        )

@@ -1,0 +1,247 @@
+"""A replica that fails: tried elsewhere before anything is told, lost after it, or gone on from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from llorch_serve.cluster.failures import AnswerCutError, judge
+from llorch_serve.errors import (
+    EngineStoppedError,
+    InvalidRequestError,
+    LoggedError,
+    QueueFullError,
+    ReplicaLostError,
+    UnavailableError,
+)
+from llorch_serve.requests import ChatMessage, ChatPrompt, EmbedRequest, ScoreRequest, TextPrompt
+from llorch_serve.structured.spec import Regex
+from llorch_serve.worker.worker import Worker
+from support.fakes.generator import FakeGenerator
+from support.fakes.replicas import (
+    ActorDiedError,
+    BackPressureError,
+    DeploymentUnavailableError,
+    FakeReplicas,
+    InStep,
+    replicas_of,
+    routed,
+)
+from support.harness.worker import Answer, Sink, make_session, make_worker, request
+
+CHAT = ChatPrompt((ChatMessage("user", "Hello"),))
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    made = [make_worker(tmp_path_factory.mktemp("artifact"), make_session(context=96)) for _ in range(4)]
+    yield made
+    for worker in made:
+        worker.close()
+
+
+def dying(workers: list[Worker]) -> FakeReplicas:
+    """Return replicas that a test can have die after so many tokens."""
+    return replicas_of(*workers, kind=InStep)
+
+
+def answer(generator, asked) -> Answer:
+    sink = Sink()
+    generator.submit(asked, sink)
+    return sink.answers(asked.request_id)[asked.request_id]
+
+
+def columns(found: Answer) -> dict[int, tuple[str, list[int], list[object], list[object]]]:
+    return {
+        index: (
+            "".join(u.text for u in found.updates if u.index == index),
+            [id_ for u in found.updates if u.index == index for id_ in u.token_ids],
+            [place for u in found.updates if u.index == index for place in u.logprobs],
+            [place for u in found.updates if u.index == index for place in u.prompt_logprobs],
+        )
+        for index in {u.index for u in found.updates}
+    }
+
+
+def ends(found: Answer) -> list[tuple[object, ...]]:
+    return sorted(
+        (u.index, c.reason.value, c.stop_matched or "", c.prompt_tokens, c.generated_tokens, c.seed)
+        for u in found.updates
+        if (c := u.completion) is not None
+    )
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_before_anything_is_told_others_are_tried(workers, lost):
+    replicas = dying(workers[:3])
+    replicas.parts_left = {f"r{place}": 0 for place in range(lost)}
+    front = routed(*workers[:3], replicas=replicas)
+    try:
+        asked = request("r", TextPrompt("Hello"), max_tokens=4, temperature=1)
+        found = answer(front, asked)
+        assert len(found.ids) == 4
+        seed = found.completion.seed
+        again = request("r", TextPrompt("Hello"), max_tokens=4, temperature=1, seed=seed)
+        assert answer(workers[3], again).ids == found.ids  # one seed, drawn once
+        assert [sorted(hint.avoid) for hint in replicas.hints] == [["r0", "r1"][:n] for n in range(lost + 1)]
+    finally:
+        front.close()
+
+
+def test_two_tries_elsewhere_are_enough(workers):
+    replicas = dying(workers)
+    replicas.parts_left = dict.fromkeys(("r0", "r1", "r2"), 0)
+    front = routed(*workers, replicas=replicas)
+    try:
+        error = answer(front, request("r", TextPrompt("Hello"))).error
+        assert type(error) is UnavailableError
+        assert "4711" not in str(error)
+        assert len(replicas.hints) == 3
+    finally:
+        front.close()
+
+
+def test_other_requests_are_tried_elsewhere_too(workers):
+    replicas = dying(workers[:2])
+    replicas.parts_left = {"r0": 0}
+    front, sink = routed(*workers[:2], replicas=replicas), Sink()
+    try:
+        front.submit_score(ScoreRequest("s", TextPrompt("Hello"), (TextPrompt(" there"),)), sink)
+        assert sink.answers("s")["s"].updates[-1].score is not None
+    finally:
+        front.close()
+
+
+def test_after_something_has_been_told_the_replica_is_lost(workers):
+    replicas = dying(workers[:2])
+    replicas.parts_left = {"r0": 2}
+    front = routed(*workers[:2], replicas=replicas)
+    try:
+        found = answer(front, request("r", TextPrompt("Hello"), max_tokens=20))
+        assert type(found.error) is ReplicaLostError
+        assert "4711" not in str(found.error)
+        assert len(found.ids) >= 2
+        assert len(replicas.hints) == 1
+    finally:
+        front.close()
+
+
+RESUMED = [
+    request("text", TextPrompt("Hello there"), max_tokens=20, seed=1),
+    request("drawn", (1, 2, 3), max_tokens=20, temperature=1, seed=5, logprobs=2),
+    request("penalised", (1, 2, 3), max_tokens=20, temperature=1, seed=5, frequency_penalty=2.0),
+    request("held back", (1, 2, 3), max_tokens=20, temperature=1, seed=5, min_tokens=20),
+    request("chat", CHAT, max_tokens=20, temperature=1, seed=5),
+    request("several", (4, 5), max_tokens=12, n=3, temperature=1, seed=9),
+    request("echo", TextPrompt("Hello there"), max_tokens=12, echo=True, prompt_logprobs=1, seed=3),
+    request("form", (4, 5), max_tokens=60, temperature=1, seed=9, structured=Regex("[a-z]{40}")),
+    request("full", (4, 5), temperature=1, seed=9, ignore_eos=True),
+    request("best", (4, 5), max_tokens=8, n=1, best_of=2, temperature=1, seed=9),
+]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+@pytest.mark.parametrize("asked", RESUMED, ids=lambda asked: asked.request_id)
+def test_a_stream_goes_on_elsewhere_as_if_nothing_had_been(workers, asked, parts):
+    replicas = dying(workers[:3])
+    replicas.parts_left = {"r0": parts, "r1": 1}
+    front = routed(*workers[:3], replicas=replicas, resume_streams=True)
+    try:
+        found, undisturbed = answer(front, asked), answer(workers[3], asked)
+        assert columns(found) == columns(undisturbed)
+        assert ends(found) == ends(undisturbed)
+        assert len(replicas.hints) == (1 if asked.answers.best_of else 3)
+    finally:
+        front.close()
+
+
+def test_a_stop_string_across_the_break_is_found(workers):
+    plain = request("r", (1, 2, 3), max_tokens=20, temperature=1, seed=5)
+    text = answer(workers[3], plain).text
+    middle = len(text) // 2
+    stop = text[middle - 2 : middle + 2]
+    asked = request("r", (1, 2, 3), max_tokens=20, temperature=1, seed=5, stop=(stop,))
+    undisturbed = answer(workers[3], asked)
+    for parts in range(1, len(undisturbed.ids)):
+        replicas = dying(workers[:2])
+        replicas.parts_left = {"r0": parts}
+        front = routed(*workers[:2], replicas=replicas, resume_streams=True)
+        try:
+            found = answer(front, asked)
+            assert (found.text, ends(found)) == (undisturbed.text, ends(undisturbed))
+        finally:
+            front.close()
+
+
+def test_a_stream_that_is_lost_again_and_again_ends(workers):
+    replicas = dying(workers)
+    replicas.parts_left = {"r0": 2, "r1": 0, "r2": 0, "r3": 0}
+    front = routed(*workers, replicas=replicas, resume_streams=True)
+    try:
+        assert type(answer(front, request("r", (1,), max_tokens=20)).error) is ReplicaLostError
+        assert len(replicas.hints) == 3
+    finally:
+        front.close()
+
+
+def test_a_dead_engine_is_a_lost_replica(workers):
+    generator = FakeGenerator(free_running=False)
+    front, sink = routed(generator), Sink()
+    try:
+        front.submit(request("r", TextPrompt("a")), sink)
+        generator.step()
+        sink.next()
+        generator.fail_step = EngineStoppedError("4711")
+        generator.step()
+        assert type(sink.answers("r")["r"].error) is ReplicaLostError
+    finally:
+        front.close()
+        generator.close()
+
+
+def test_a_refusal_is_not_tried_elsewhere(workers):
+    replicas = dying(workers[:2])
+    front, sink = routed(*workers[:2], replicas=replicas), Sink()
+    try:
+        front.submit_embedding(EmbedRequest("e", (TextPrompt("a"),)), sink)
+        sink.answers("e")
+        assert len(replicas.hints) == 1
+    finally:
+        front.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [ActorDiedError("x"), AnswerCutError(), asyncio.CancelledError(), ConnectionResetError(), TimeoutError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_lost_replica_is_told_in_our_words(error, begun):
+    failure = judge(error, begun=begun)
+    assert failure.elsewhere
+    assert type(failure.error) is (ReplicaLostError if begun else UnavailableError)
+
+
+def test_full_replicas_say_when_to_come_back_and_absent_ones_that_they_are():
+    full = judge(BackPressureError("Ray's words"), begun=False)
+    assert not full.elsewhere
+    assert isinstance(full.error, QueueFullError)
+    assert full.error.retry_after_s > 0
+    absent = judge(DeploymentUnavailableError("Ray's words"), begun=False)
+    assert type(absent.error) is UnavailableError
+    assert "Ray" not in f"{full.error}{absent.error}"
+
+
+def test_a_bug_is_logged_and_told_by_its_id(caplog):
+    failure = judge(ValueError("a secret"), begun=False)
+    assert isinstance(failure.error, LoggedError)
+    assert not failure.elsewhere
+    assert failure.error.error_id in caplog.text
+    assert "a secret" in caplog.text
+
+
+def test_our_own_refusals_stay_what_they_are():
+    refusal = InvalidRequestError([])
+    assert judge(refusal, begun=False).error is refusal
