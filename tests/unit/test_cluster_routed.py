@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.cluster.replica import ServedReplica
+from llorch_serve.cluster.routed_generator import open_routed
+from llorch_serve.cluster.totals import Replicated
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     EngineStoppedError,
@@ -28,7 +33,7 @@ from llorch_serve.requests import (
 )
 from llorch_serve.worker.worker import Worker
 from support.fakes.generator import FakeGenerator
-from support.fakes.replicas import FakeReplicas, replica_of, routed
+from support.fakes.replicas import FakeReplicas, reader_of, replica_of, routed
 from support.harness.worker import Answer, Sink, make_worker, request
 
 CHAT = ChatPrompt((ChatMessage("user", "Hello"), ChatMessage("assistant", "Hi")), continue_final_message=True)
@@ -213,3 +218,37 @@ def test_a_replica_whose_engine_has_died_says_so_to_health_checks():
     with pytest.raises(UnavailableError, match="4711"):
         replica.check_health()
     generator.close()
+
+
+class SeenTwice(FakeReplicas):
+    """Tells when a front has taken its first look, which is as it takes the second."""
+
+    def __init__(self, *replicas: ServedReplica) -> None:
+        super().__init__(*replicas)
+        self.looks = 0
+        self.seen = threading.Event()
+
+    async def loads(self) -> Sequence[ReplicaLoad]:
+        self.looks += 1
+        if self.looks == 2:
+            self.seen.set()
+        return await super().loads()
+
+
+def test_a_front_tells_what_its_replicas_are_together_and_each_alone():
+    first, second = FakeGenerator(), FakeGenerator()
+    replicas = SeenTwice(replica_of(first, "a"), replica_of(second, "b"))
+    front = open_routed(replicas, lambda told: reader_of(first, told), load_interval_s=0.001)
+    try:
+        assert replicas.seen.wait(20)
+        totals = front.totals()
+        assert isinstance(front, Replicated)
+        assert front.load() == totals.load
+        assert [each.replica for each in totals.replicas] == ["a", "b"]
+        assert (totals.load.slots, totals.load.running) == (16, 2)
+        assert totals.memory_bytes > 2**20
+        assert totals.device_memory_bytes is None
+    finally:
+        front.close()
+        first.close()
+        second.close()

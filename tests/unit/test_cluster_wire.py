@@ -134,7 +134,7 @@ def test_vectors_come_out_bit_for_bit():
 def test_descriptions_and_loads_come_out_as_they_were():
     description = Description(INFO, 17, "none", "think", "qwen3")
     assert wire.read_description(wire.write_description(description)) == description
-    load = ReplicaLoad("first", "f" * 64, LOAD, 2**40, 2**41)
+    load = ReplicaLoad("first", "f" * 64, LOAD, 2**40, None)
     assert wire.read_load(wire.write_load(load)) == load
 
 

@@ -1,12 +1,13 @@
-"""What Ray starts for each replica: a worker of the artifact that was deployed, on cores of its own.
+"""A replica as Ray makes one: of the bytes of its settings, in a process of its own.
 
-Input: the bytes of :class:`llorch_serve.cluster.settings.ReplicaSettings`. Ray Serve makes this class in a
-process of its own, calls its methods there, and shows whoever starts it what it raises.
+``deploy.py`` hands the class to Ray Serve, which calls what its fronts and its controller ask for.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from typing import Any
 
 from llorch_serve.cluster.cores import pin_process
 from llorch_serve.cluster.interfaces import Description
@@ -22,34 +23,41 @@ logger = logging.getLogger(__name__)
 
 
 class ReplicaActor(ServedReplica):
-    """A replica as Ray starts it. Raises whatever keeps a worker of the artifact from answering."""
+    """Opens its worker as it is made, which takes as long as the model does to load.
+
+    settings: see :class:`llorch_serve.cluster.settings.ReplicaSettings`.
+    Raises what loading does, ArtifactError for a folder that holds another model than was deployed, and
+    UsageError for another llorch than deployed it.
+    """
 
     def __init__(self, settings: bytes) -> None:
         from ray import serve
 
-        self._settings = read_settings(settings)
-        check_version(self._settings)
-        if pin_process(self._settings.cores) is None:
-            logger.warning(
-                "too few cores are free to take %d alone; threads run anywhere", self._settings.cores
-            )
-        worker = _open(self._settings)
-        engine = self._settings.engine
+        wanted = read_settings(settings)
+        name = serve.get_replica_context().replica_id.unique_id
+        worker = _open(wanted)
+        engine = wanted.engine
         description = Description(
             worker.model_info(),
-            most_waiting=engine.max_waiting,
-            tool_format=engine.tool_format,
-            reasoning_format=engine.reasoning_format,
-            rank_format=engine.rank_format,
+            max(1, engine.max_waiting),
+            engine.tool_format,
+            engine.reasoning_format,
+            engine.rank_format,
         )
-        super().__init__(worker, description, name=serve.get_replica_context().replica_id.unique_id)
+        super().__init__(worker, description, name=name)
 
-    def reconfigure(self, settings: object) -> None:
-        """Have nothing to do: Ray keeps these settings to show them, and changed ones are a new replica's."""
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Return what the router of every front is told of this replica."""
+        info = self.description.info
+        return {"slots": info.slots, "fingerprint": info.fingerprint}
 
-    def record_replica_metadata(self) -> dict[str, object]:
-        """Return what Ray tells every router of this replica."""
-        return {"slots": self._settings.engine.session.slots, "fingerprint": self._settings.fingerprint}
+    def reconfigure(self, _settings: object) -> None:
+        """Take note of nothing: settings that change start another replica."""
+
+    def __del__(self) -> None:
+        # What Serve calls once the replica's requests have ended. An __init__ that failed has made nothing.
+        if hasattr(self, "_worker"):
+            self.close()
 
 
 def check_version(settings: ReplicaSettings) -> None:
@@ -61,12 +69,17 @@ def check_version(settings: ReplicaSettings) -> None:
         )
 
 
-def _open(settings: ReplicaSettings) -> AnyWorker:
-    """Load a worker and warm it up, as for serving."""
-    worker = load_any(find_folder(settings), settings.engine, _log_load)
+def _open(wanted: ReplicaSettings) -> AnyWorker:
+    """Return the worker of a replica, warmed up."""
+    check_version(wanted)
+    if pin_process(wanted.cores) is None:
+        logger.warning("too few cores are free to take %d alone; threads run anywhere", wanted.cores)
+    session = wanted.engine.session
+    engine = replace(wanted.engine, session=replace(session, threads=session.threads or wanted.cores))
+    worker = load_any(find_folder(wanted), engine, _report)
     try:
         for note in notes(worker):
-            logger.info("%s", note)
+            logger.warning("%s", note)
         worker.warm_up()
     except BaseException:
         worker.close()
@@ -74,6 +87,6 @@ def _open(settings: ReplicaSettings) -> AnyWorker:
     return worker
 
 
-def _log_load(report: LoadReport) -> None:
+def _report(report: LoadReport) -> None:
     if report.notice is not None:
-        logger.info("%s", report.notice)
+        logger.warning("%s", report.notice)

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 DEPLOYMENT: Final = "replica"
 """The deployment of every application, see :func:`application_of`."""
-ROUTER: Final = "llorch_serve.cluster.router.PrefixRouter"
-"""By whom every front's requests are sent to replicas."""
 _PREFIX: Final = "llorch-"
+_ROUTING: Final[dict[str, Any]] = {"request_router_class": "llorch_serve.cluster.router.PrefixRouter"}
 _POLL_S: Final = 0.5
 _LEAST_LOOK_BACK_S: Final = 10.5  # more than its interval between two looks, or Ray warns
 _RUNNING: Final = "RUNNING"
@@ -194,11 +193,11 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
         user_config=msgspec.json.decode(raw),
         max_ongoing_requests=2 * slots,  # so that the engine's own fairness still chooses
         max_queued_requests=model.max_queued,
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         max_surge_percent=100,  # a new replica runs before an old one ends
         graceful_shutdown_timeout_s=model.drain_s,
         graceful_shutdown_wait_loop_s=0.5,
         logging_config={"enable_access_log": False},
+        request_router_config=RequestRouterConfig(**_ROUTING),
         **scaled,
     )(actor)
     versioned = deployment.options(version=model.settings.digest, _internal=True)

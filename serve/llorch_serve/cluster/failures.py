@@ -41,7 +41,7 @@ _LOST: Final = frozenset(
     }
 )
 _FULL: Final = frozenset({"BackPressureError"})
-_ABSENT: Final = frozenset({"DeploymentUnavailableError", "RayServeException"})
+_ABSENT: Final = frozenset({"DeploymentUnavailableError"})
 
 logger = logging.getLogger(__name__)
 

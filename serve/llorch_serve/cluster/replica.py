@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.calls.long_answers import places_of, written
 from llorch_serve.cluster import wire
 from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, RoutingHint
+from llorch_serve.cluster.memory import ProcessMemory
 from llorch_serve.errors import EngineStoppedError, ModelMismatchError, UnavailableError
 from llorch_serve.requests import Abort, UpdateSink
 
@@ -43,7 +45,7 @@ class ServedReplica:
     ) -> None:
         self.name = name
         self._worker = worker
-        self._description = description
+        self.description = description
         self._stream_interval = stream_interval
         self._desk: FrontDesk | None = None
         # Names by which requests run here, by the caller and the id that the caller knows: fronts know
@@ -51,6 +53,7 @@ class ServedReplica:
         self._running: dict[tuple[str, str], set[str]] = {}
         self._count = itertools.count()
         self._failure: EngineStoppedError | None = None
+        self._memory = ProcessMemory(time.monotonic)
         worker.when_dead(self._died)
 
     async def call(self, kind: CallKind, raw: bytes, hint: RoutingHint) -> AsyncGenerator[bytes, None]:
@@ -97,14 +100,23 @@ class ServedReplica:
         found = [id_ for id_ in dict.fromkeys(request_ids) if (owner, id_) in self._running]
         return tuple(id_ for id_ in found if desk.cancel(self._running[owner, id_], ""))
 
-    async def describe(self) -> bytes:
-        """Return what this replica says of itself, see :func:`llorch_serve.cluster.wire.read_description`."""
-        return wire.write_description(self._description)
+    async def describe(self, _hint: RoutingHint | None = None) -> bytes:
+        """Return what this replica says of itself, see :func:`llorch_serve.cluster.wire.read_description`.
+        The hint is for the router.
+        """
+        return wire.write_description(self.description)
 
     async def load(self) -> bytes:
         """Return how busy it is, see :func:`llorch_serve.cluster.wire.read_load`."""
-        fingerprint = self._description.info.fingerprint
-        return wire.write_load(ReplicaLoad(self.name, fingerprint, self._worker.load()))
+        return wire.write_load(
+            ReplicaLoad(
+                self.name,
+                self.description.info.fingerprint,
+                self._worker.load(),
+                self._memory.resident_bytes(),
+                self._memory.device_bytes(),
+            )
+        )
 
     def check_health(self) -> None:
         """Raise UnavailableError once the engine has stopped: only a new replica will answer."""
@@ -134,7 +146,7 @@ class ServedReplica:
 
     def _check(self, hint: RoutingHint) -> None:
         """Raise ModelMismatchError for a request that is another model's: its tokens are."""
-        served = self._description.info.fingerprint
+        served = self.description.info.fingerprint
         if hint.fingerprint not in ("", served):
             raise ModelMismatchError(
                 f"fingerprint {hint.fingerprint!r} was asked for, this replica serves {served!r}"

@@ -13,17 +13,18 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from llorch_serve.cluster import wire
 from llorch_serve.cluster.failures import MOST_TRIES, AnswerCutError, judge
 from llorch_serve.cluster.front_model import RequestReader
-from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, Replicas, RoutingHint
+from llorch_serve.cluster.interfaces import CallKind, Description, Replicas, RoutingHint
 from llorch_serve.cluster.loop_thread import LoopThread
 from llorch_serve.cluster.prefix_index import prefix_of
 from llorch_serve.cluster.routed_call import RoutedCall
-from llorch_serve.engine.load import NOTHING, Load, WorkerState
+from llorch_serve.cluster.totals import Tally, Totals
+from llorch_serve.engine.load import Load
 from llorch_serve.errors import (
     EngineStoppedError,
     FieldViolation,
@@ -82,7 +83,8 @@ class RoutedGenerator:
         self._live: dict[str, RoutedCall] = {}  # by the request's id
         self._lock = threading.Lock()
         self._closed = False
-        self._load = NOTHING
+        self._tally = Tally(description.info.fingerprint)
+        self._totals = self._tally.look(())
         self._load_interval_s = load_interval_s
         self._watching = loop.start(self._watch())
 
@@ -138,7 +140,11 @@ class RoutedGenerator:
 
     def load(self) -> Load:
         """Return how busy the replicas are together, as of the last look at them."""
-        return self._load
+        return self._totals.load
+
+    def totals(self) -> Totals:
+        """Return what the replicas are together and each alone, as of the last look at them."""
+        return self._totals
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
         """Nothing of this process stops: a replica whose engine does is replaced, and the front goes on."""
@@ -211,7 +217,7 @@ class RoutedGenerator:
             try:
                 await self._pass_on(call)
             except (Exception, asyncio.CancelledError) as error:
-                if call.unwanted:
+                if call.unwanted or call.ended:
                     raise
                 failure = judge(error, begun=call.begun)
                 tries = tries + 1 if call.told == told else 1
@@ -230,17 +236,19 @@ class RoutedGenerator:
                     raise last.error
                 if last.is_last:
                     self._finish(call, functools.partial(call.deliver, updates))
-                    return
-                call.deliver(updates)
-        raise AnswerCutError
+                else:
+                    call.deliver(updates)
+        if not call.ended:
+            raise AnswerCutError
 
     def _done(self, call: RoutedCall, task: asyncio.Task[None]) -> None:
         """End what has not been ended: aborted, or failed."""
+        error = None if task.cancelled() else task.exception()
         if call.ended:
             return
-        if task.cancelled():
+        if error is None:
             self._finish(call, call.end_cancelled)
-        elif (error := task.exception()) is not None:
+        else:
             assert isinstance(error, Exception)
             self._finish(call, functools.partial(call.fail, error))
 
@@ -258,7 +266,7 @@ class RoutedGenerator:
         """Look again and again at how busy the replicas are."""
         while True:
             try:
-                self._load = _together(await self._replicas.loads())
+                self._totals = self._tally.look(await self._replicas.loads())
             except Exception:  # shown as it was until the next look
                 logger.exception("the replicas did not say how busy they are")
             await asyncio.sleep(self._load_interval_s)
@@ -293,10 +301,3 @@ def _going_on(
     request: GenerationRequest, encoded: EncodedPrompt, answers: tuple[tuple[int, ...] | None, ...]
 ) -> bytes:
     return wire.write_generation(replace(request, encoded=replace(encoded, answers=answers)))
-
-
-def _together(loads: Sequence[ReplicaLoad]) -> Load:
-    """Return the figures of all replicas added up."""
-    names = [each.name for each in fields(Load) if each.name not in ("state", "load_percent")]
-    summed = {name: sum(getattr(each.load, name) for each in loads) for name in names}
-    return Load(**summed, state=WorkerState.READY)
