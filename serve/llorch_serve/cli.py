@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from llorch_serve.errors import LlorchError
+from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.terminal.console import fail, say
 
 # Command name -> module with a function ``command``. The order is the one of ``llorch --help``.
@@ -36,6 +36,9 @@ COMMANDS: Final = {
     "embed": "llorch_serve.terminal.embed",
     "bench": "llorch_serve.terminal.bench",
     "bench compare": "llorch_serve.terminal.bench_compare",
+    "cluster deploy": "llorch_serve.terminal.cluster_deploy",
+    "cluster status": "llorch_serve.terminal.cluster_status",
+    "cluster delete": "llorch_serve.terminal.cluster_delete",
     "doctor": "llorch_serve.terminal.doctor",
 }
 
@@ -54,6 +57,8 @@ class _LazyCommands(TyperGroup):
         """
         if (both := " ".join(args[:2])) in COMMANDS:
             args = [both, *args[2:]]
+        elif args[0] not in COMMANDS and (seconds := _second_words(args[0])):
+            raise UsageError(f"llorch {args[0]} takes one more word: {', '.join(seconds)}")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -70,12 +75,18 @@ class _LazyCommands(TyperGroup):
             "pull",
             "push",
             "bench compare",
+            "cluster deploy",
         )
         # A worker is often configured by its environment: --max-context is LLORCH_MAX_CONTEXT, and a flag
         # wins.
         settings = {"auto_envvar_prefix": "LLORCH"} if cmd_name == "serve" else {}
         app.command(name=cmd_name, no_args_is_help=needs_argument, context_settings=settings)(module.command)
         return get_command(app)
+
+
+def _second_words(first: str) -> list[str]:
+    """Return what follows a word in commands of two."""
+    return [name.removeprefix(f"{first} ") for name in COMMANDS if name.startswith(f"{first} ")]
 
 
 app = typer.Typer(

@@ -13,6 +13,7 @@ from llorch_serve.cluster.deploy import (
     DEPLOYMENT,
     ModelStatus,
     application_of,
+    await_gone,
     await_running,
     delete,
     deploy,
@@ -60,7 +61,7 @@ def who(model: str = "m") -> tuple[int, str]:
 @pytest.fixture(autouse=True)
 def emptied(cluster: RayCluster) -> Iterator[None]:
     yield
-    delete([status.name for status in statuses()])
+    gone([status.name for status in statuses()])
 
 
 def test_the_same_spec_again_restarts_nothing():
@@ -113,7 +114,7 @@ def test_a_replica_that_cannot_start_is_told_of_and_others_go_on():
         find_settings(None)
     with pytest.raises(UsageError, match=r"--model is 'x', and the cluster has m, other"):
         find_settings("x")
-    delete(["m"])
+    gone(["m"])
     assert [status.name for status in statuses()] == ["other"]
     assert who("other") == before[1]
 
@@ -140,8 +141,13 @@ def test_what_no_node_can_run_is_told_of_and_can_be_deleted():
     with pytest.raises(WorkerError, match=r"not all replicas run after 1 s, and Ray goes on trying \(m: "):
         await_running(["m"], 1, lambda _: None)
     began = time.monotonic()
-    delete(["m"])
+    gone(["m"])
     assert time.monotonic() - began < PATIENCE_S / 2
+
+
+def gone(names: list[str]) -> None:
+    delete(names)
+    await_gone(names)
 
 
 class Answers:

@@ -18,11 +18,15 @@ else:
     import fcntl
 
 
+class BeingWrittenError(UsageError):
+    """Another export or pull has the place; it may have left what was wanted when it ends."""
+
+
 @contextlib.contextmanager
 def exclusive(place: Path) -> Iterator[None]:
     """Hold ``place`` for one export or pull, on this machine and wherever the file system tells of locks.
 
-    Raises UsageError while another has it, ArtifactError if something else has the lock's name,
+    Raises BeingWrittenError while another has it, ArtifactError if something else has the lock's name,
     OSError if the file system knows no locks.
     """
     path = place.with_name(f".{place.name}.lock")
@@ -59,7 +63,7 @@ def _locked(path: Path, place: Path) -> int:
             pass
         except BlockingIOError as error:
             os.close(handle)
-            raise UsageError(
+            raise BeingWrittenError(
                 f"another export or pull is writing {place}; wait until it has ended, or choose another "
                 "folder"
             ) from error

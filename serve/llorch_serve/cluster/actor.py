@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from llorch_serve.cluster.cores import pin_process
 from llorch_serve.cluster.interfaces import Description
+from llorch_serve.cluster.place import find_folder
 from llorch_serve.cluster.replica import ServedReplica
 from llorch_serve.cluster.settings import ReplicaSettings, read_settings
-from llorch_serve.errors import ArtifactError
-from llorch_serve.loading.worker import AnyWorker, load_any
+from llorch_serve.cluster.spec import llorch_version
+from llorch_serve.errors import UsageError
+from llorch_serve.loading.worker import AnyWorker, load_any, notes
 from llorch_serve.runtime.opening import LoadReport
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ class ReplicaActor(ServedReplica):
     """Opens its worker as it is made, which takes as long as the model does to load.
 
     settings: see :class:`llorch_serve.cluster.settings.ReplicaSettings`.
-    Raises what loading does, and ArtifactError for a folder that holds another model than was deployed.
+    Raises what loading does, ArtifactError for a folder that holds another model than was deployed, and
+    UsageError for another llorch than deployed it.
     """
 
     def __init__(self, settings: bytes) -> None:
@@ -58,19 +60,26 @@ class ReplicaActor(ServedReplica):
             self.close()
 
 
+def check_version(settings: ReplicaSettings) -> None:
+    """Raise UsageError where this node's llorch is another one than that which deployed."""
+    if settings.version != llorch_version():
+        raise UsageError(
+            f"this node has llorch {llorch_version()}, and {settings.model} was deployed by "
+            f"{settings.version}; install the same version on every node"
+        )
+
+
 def _open(wanted: ReplicaSettings) -> AnyWorker:
     """Return the worker of a replica, warmed up."""
-    pin_process(wanted.cores)
+    check_version(wanted)
+    if pin_process(wanted.cores) is None:
+        logger.warning("too few cores are free to take %d alone; threads run anywhere", wanted.cores)
     session = wanted.engine.session
     engine = replace(wanted.engine, session=replace(session, threads=session.threads or wanted.cores))
-    worker = load_any(Path(wanted.artifact), engine, _report)
+    worker = load_any(find_folder(wanted), engine, _report)
     try:
-        found = worker.artifact.manifest.fingerprint
-        if found != wanted.fingerprint:
-            raise ArtifactError(
-                f"{wanted.artifact} has the fingerprint {found} on this node, and {wanted.fingerprint} was "
-                "deployed; put the same folder on every node"
-            )
+        for note in notes(worker):
+            logger.warning("%s", note)
         worker.warm_up()
     except BaseException:
         worker.close()
@@ -80,4 +89,4 @@ def _open(wanted: ReplicaSettings) -> AnyWorker:
 
 def _report(report: LoadReport) -> None:
     if report.notice is not None:
-        logger.warning(report.notice)
+        logger.warning("%s", report.notice)

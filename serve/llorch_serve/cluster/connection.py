@@ -29,16 +29,18 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
     """Be a driver of the cluster at ``head``. A process that is one already, of the same cluster, stays one.
 
     note: told what a person should know of the cluster.
-    Raises what :func:`llorch_serve.cluster.head.check_head` does, ProviderError for a version of Ray that was
-    not tested, and WorkerError where Ray refuses.
+    Raises what :func:`llorch_serve.cluster.head.check_head` does, ModuleNotFoundError without Ray Serve,
+    ProviderError for a version of it that was not tested, and WorkerError where Ray refuses.
     """
     check_version()
     check_head(head, find_token(os.environ, Path.home()), note)
     import ray
+    import ray.serve  # what is missing of it is told before anything is joined
 
     if ray.is_initialized():
         _check_same(head)
-        yield
+        with _told_failures(head):
+            yield
         return
     with _same_signals():
         try:
@@ -47,7 +49,8 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
             raise WorkerError(_refusal(head, error)) from error
     _quiet()
     try:
-        yield
+        with _told_failures(head):
+            yield
     finally:
         ray.shutdown()
 
@@ -85,6 +88,18 @@ def local_cluster(cores: int, gpus: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _told_failures(head: HeadAddress) -> Iterator[None]:
+    """Raise WorkerError for what Ray raises, in one line."""
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        yield
+    except (RayError, RayServeException, ConnectionError) as error:
+        raise WorkerError(f"the cluster at {head} failed: {_first_line(error)}") from error
 
 
 def _quiet() -> None:

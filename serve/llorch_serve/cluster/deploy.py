@@ -71,6 +71,11 @@ class ModelStatus:
         """How many replicas answer."""
         return sum(replica.state == _RUNNING for replica in self.replicas)
 
+    @property
+    def gist(self) -> tuple[str, str, int, int]:
+        """What changes of it as time goes by, but for the names of its replicas."""
+        return self.state, self.message, self.running, self.wanted
+
 
 def application_of(model: str) -> str:
     """Return the name of the application that a model is."""
@@ -95,16 +100,17 @@ def await_running(
 ) -> list[ModelStatus]:
     """Wait until every one of the models runs as it was deployed; return how they are.
 
-    tell: told of each whose replicas or state have changed. Raises WorkerError for a model that Ray gave up
-    on, or that took too long: Ray goes on trying that one.
+    tell: told of each that has changed, in its state, message or numbers of replicas.
+    Raises WorkerError for a model that Ray gave up on, or that took too long: Ray goes on trying that one.
     """
     until = time.monotonic() + timeout_s
     told: dict[str, ModelStatus] = {}
     while True:
         found = [status for status in statuses() if status.name in names]
         for status in found:
-            if told.get(status.name) != status:
-                told[status.name] = status
+            before = told.get(status.name)
+            told[status.name] = status
+            if before is None or before.gist != status.gist:
                 tell(status)
         if failed := [status for status in found if status.state == _FAILED]:
             raise WorkerError("; ".join(f"{one.name} does not run: {one.message}" for one in failed))
@@ -145,7 +151,7 @@ def find_settings(model: str | None) -> ReplicaSettings:
 
 
 def delete(names: Sequence[str]) -> None:
-    """Delete models, whose replicas then drain; return once no process of them runs.
+    """Have Ray delete models, and return before it has: their replicas drain.
 
     Raises UsageError for a name that the cluster does not have, before any is deleted.
     """
@@ -157,6 +163,10 @@ def delete(names: Sequence[str]) -> None:
         raise UsageError(f"the cluster has no model {', '.join(name[:100] for name in unknown)}; {have}")
     for name in names:
         serve.delete(application_of(name), _blocking=False)
+
+
+def await_gone(names: Sequence[str]) -> None:
+    """Wait until no process of the deleted models runs."""
     while any(_runs(name) for name in names):
         time.sleep(_POLL_S)
 

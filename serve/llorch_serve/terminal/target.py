@@ -17,6 +17,7 @@ import typer
 
 from llorch_serve.artifact.folder import is_artifact
 from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.files.cache import cache_folder
 from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.python_child import child_environment, module_command
@@ -169,14 +170,6 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # a name that is too long for the file system
         return False
-
-
-def cache_folder() -> Path:
-    """Return the folder of cached exports: LLORCH_CACHE, else the user's cache folder."""
-    if value := os.environ.get("LLORCH_CACHE"):
-        return Path(value)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "llorch"
 
 
 def _cache_name(target: str) -> str:

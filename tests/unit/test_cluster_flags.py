@@ -1,0 +1,83 @@
+"""``llorch cluster`` refuses what it can before any cluster is asked."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from support.harness.processes import llorch_here
+
+SMALL = f'[models.m]\nartifact = "/nowhere/m"\nfingerprint = "{"0" * 64}"\ncores = 1\n'
+
+
+@pytest.fixture
+def file(tmp_path):
+    written = tmp_path / "cluster.toml"
+    written.write_text(SMALL)
+    return written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["cluster"], 2, "llorch cluster takes one more word: deploy, status, delete"),
+        (["cluster", "start"], 2, "llorch cluster takes one more word: deploy, status, delete"),
+        (
+            ["cluster", "status"],
+            2,
+            "no cluster is named; give --address HOST:PORT of its head, or set LLORCH_CLUSTER",
+        ),
+        (["cluster", "deploy", "FILE"], 2, "no cluster is named"),
+        (
+            ["cluster", "deploy", "/nowhere.toml", "--address", "127.0.0.1:1"],
+            2,
+            "/nowhere.toml cannot be read",
+        ),
+        (["cluster", "status", "--address", "auto"], 2, "a cluster is named, and never looked for"),
+        (
+            ["cluster", "status", "--address", "ray://h:10001"],
+            2,
+            "--address is 'ray://h:10001'; expected HOST:PORT",
+        ),
+        (
+            ["cluster", "status", "--address", "h.example:6379"],
+            2,
+            "is beyond this machine's loopback, and there is no",
+        ),
+        (["cluster", "status", "--address", "127.0.0.1:1"], 7, "no cluster answers at 127.0.0.1:1"),
+        (["cluster", "delete", "--address", "127.0.0.1:1"], 2, "no model is named; give names, or --all"),
+        (["cluster", "delete", "m", "--all"], 2, "--all has no effect beside m; give one of them"),
+    ],
+)
+def test_a_refusal_is_one_line(file, arguments, code, told):
+    given = [str(file) if word == "FILE" else word for word in arguments]
+    outcome = llorch_here(*given, RAY_AUTH_MODE="disabled")
+    assert outcome.code == code
+    assert told in outcome.error()
+
+
+def test_the_variable_names_the_cluster_and_the_flag_wins():
+    variable = llorch_here("cluster", "status", LLORCH_CLUSTER="auto")
+    assert "'auto'" in variable.error()
+    flag = llorch_here("cluster", "status", "--address", "local", LLORCH_CLUSTER="auto")
+    assert "'local'" in flag.error()
+
+
+@pytest.mark.parametrize("arguments", [["deploy", "FILE"], ["status"], ["delete", "m"]])
+def test_without_ray_the_extra_is_named(monkeypatch, file, arguments):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    given = [str(file) if word == "FILE" else word for word in arguments]
+    outcome = llorch_here("cluster", *given, "--address", "127.0.0.1:1")
+    assert outcome.code == 4
+    assert outcome.error() == (
+        "ray is not installed, and this command needs it; install it with: pip install 'llorch[ray]'"
+    )
+
+
+def test_a_release_of_ray_that_was_not_tested_is_refused(monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "__version__", "2.59.1")
+    outcome = llorch_here("cluster", "status", "--address", "127.0.0.1:1")
+    assert outcome.code == 4
+    assert outcome.error().startswith("ray 2.59.1 is installed, and llorch was tested with 2.60.x alone")
