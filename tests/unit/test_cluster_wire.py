@@ -10,6 +10,7 @@ import pytest
 from llorch_serve.cluster import wire, wire_requests
 from llorch_serve.cluster.interfaces import Description, ReplicaLoad
 from llorch_serve.cluster.wire_errors import read_error, write_error
+from llorch_serve.config import CacheSharing
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     CancelledError,
@@ -134,7 +135,7 @@ def test_vectors_come_out_bit_for_bit():
 
 
 def test_descriptions_and_loads_come_out_as_they_were():
-    description = Description(INFO, 17, "none", "think", "qwen3")
+    description = Description(INFO, 17, "none", "think", "qwen3", CacheSharing.ALL)
     assert wire.read_description(wire.write_description(description)) == description
     load = ReplicaLoad("first", "f" * 64, LOAD, 2**40, None)
     assert wire.read_load(wire.write_load(load)) == load

@@ -58,12 +58,7 @@ class HandleReplicas:
 
     async def loads(self) -> Sequence[ReplicaLoad]:
         """Return how busy each replica is that says so in time."""
-        try:
-            return [wire.read_load(raw) for raw in await self._all("load")]
-        except Exception as error:
-            if type(error).__name__ == "DeploymentUnavailableError" or isinstance(error, TimeoutError):
-                return ()  # none is there
-            raise
+        return [wire.read_load(raw) for raw in await self._all("load")]
 
     async def abort(self, request_ids: Sequence[str], owner: str) -> tuple[str, ...]:
         """End a caller's live requests in every replica; return the ids of those that were live."""
@@ -72,8 +67,13 @@ class HandleReplicas:
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
         """Return what each replica answers that does; those that have just ended do not."""
+        from ray.serve.exceptions import DeploymentUnavailableError
+
         asked = self._handle.broadcast(method, *arguments)
-        found = await asked.results_async(timeout_s=LOOK_S, return_exceptions=True)
+        try:
+            found = await asked.results_async(timeout_s=LOOK_S, return_exceptions=True)
+        except (DeploymentUnavailableError, TimeoutError):  # none is there
+            return []
         return [each for each in found if not isinstance(each, BaseException)]
 
     async def close(self) -> None:

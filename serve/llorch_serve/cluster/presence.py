@@ -45,15 +45,19 @@ class Presence:
         """Have ``tell`` called, on the loop, whenever the last replica has gone or a first one has come."""
         self._listeners.append(tell)
 
+    async def look(self) -> None:
+        """Look once."""
+        try:
+            self.totals = self._tally.look(await self._replicas.loads())
+        except Exception:  # shown as it was until the next look
+            logger.exception("the replicas did not say how busy they are")
+
     async def watch(self) -> None:
         """Look until cancelled."""
         now = asyncio.get_running_loop().time
         seen_s = now()
         while True:
-            try:
-                self.totals = self._tally.look(await self._replicas.loads())
-            except Exception:  # shown as it was until the next look
-                logger.exception("the replicas did not say how busy they are")
+            await self.look()
             if self.totals.replicas:
                 seen_s = now()
             absent_s = now() - seen_s

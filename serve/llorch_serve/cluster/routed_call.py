@@ -106,6 +106,8 @@ class RoutedCall:
             elif told is not None:
                 told += update.token_ids
         self.begun = True
+        if self._go_on is None:  # nothing of it is sent again
+            self.raw, self.hint = b"", replace(self.hint, prefix=None)
         self.ended = updates[-1].is_last
         self._sink.deliver(list(updates))
 

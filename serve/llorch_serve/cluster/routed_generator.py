@@ -21,6 +21,7 @@ from llorch_serve.cluster.presence import LOAD_INTERVAL_S, Presence
 from llorch_serve.cluster.routed_call import RoutedCall
 from llorch_serve.cluster.routed_calls import RoutedCalls
 from llorch_serve.cluster.totals import Totals
+from llorch_serve.config import CacheSharing
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import (
     EngineStoppedError,
@@ -68,6 +69,7 @@ class RoutedGenerator:
         self._reader = reader
         self._replicas = replicas
         self._info = description.info
+        self._cache_sharing = description.cache_sharing
         self._loop = loop
         self._draw_seed = draw_seed
         self._resume_streams = resume_streams
@@ -75,6 +77,7 @@ class RoutedGenerator:
         self._presence = Presence(
             replicas, self._info.fingerprint, self._calls.give_up_waiting, load_interval_s
         )
+        loop.run(self._presence.look())
         self._watching = loop.start(self._presence.watch())
 
     # What a front calls.
@@ -170,8 +173,7 @@ class RoutedGenerator:
         return RoutingHint(
             request.request_id,
             request.owner,
-            # Callers share no prefixes unless replicas are told otherwise.
-            prefix=prefix_of(ids, request.owner) if ids else None,
+            prefix=prefix_of(ids, self._cache_salt(request)) if ids else None,
             fingerprint=self._info.fingerprint,
             session=f"{request.owner}/{request.client_id}" if request.client_id else None,
         )
@@ -186,6 +188,16 @@ class RoutedGenerator:
         answers: int,
     ) -> Abort:
         return self._calls.enter(RoutedCall(kind, raw, self._hint(request, ids), sink, answers=answers))
+
+    def _cache_salt(self, request: GenerationRequest | ScoreRequest | RankRequest | EmbedRequest) -> str:
+        """Return whose cached prefixes a request shares, as its replica decides it."""
+        match self._cache_sharing:
+            case CacheSharing.CALLER:
+                return request.owner
+            case CacheSharing.CLIENT:
+                return f"{request.owner}/{request.client_id}"
+            case CacheSharing.ALL:
+                return ""
 
     async def _end(self) -> None:
         self._watching.cancel()

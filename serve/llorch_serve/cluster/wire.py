@@ -16,6 +16,7 @@ import numpy as np
 
 from llorch_serve.cluster.interfaces import Description, ReplicaLoad
 from llorch_serve.cluster.wire_errors import read_error, write_error
+from llorch_serve.config import CacheSharing
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.requests import (
     GenerationUpdate,
@@ -52,6 +53,7 @@ class _Description(msgspec.Struct, array_like=True, frozen=True):
     tool_format: str
     reasoning_format: str
     rank_format: str
+    cache_sharing: CacheSharing = CacheSharing.CALLER
 
 
 class _Load(msgspec.Struct, array_like=True, frozen=True):
@@ -123,6 +125,7 @@ def write_description(description: Description) -> bytes:
             description.tool_format,
             description.reasoning_format,
             description.rank_format,
+            description.cache_sharing,
         )
     )
 
@@ -136,6 +139,7 @@ def read_description(raw: bytes) -> Description:
         found.tool_format,
         found.reasoning_format,
         found.rank_format,
+        found.cache_sharing,
     )
 
 
