@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from llorch_serve.cluster.failures import AnswerCutError, judge
+from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import (
     EngineStoppedError,
     InvalidRequestError,
@@ -34,9 +35,15 @@ from support.harness.worker import Answer, Sink, make_session, make_worker, requ
 CHAT = ChatPrompt((ChatMessage("user", "Hello"),))
 
 
-@pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    made = [make_worker(tmp_path_factory.mktemp("artifact"), make_session(context=96)) for _ in range(4)]
+@pytest.fixture(scope="module", params=[True, False], ids=["invariant", "not invariant"])
+def workers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Worker]]:
+    able = Capabilities(batch_invariant=request.param)
+    made = [
+        make_worker(tmp_path_factory.mktemp("artifact"), make_session(context=96, capabilities=able))
+        for _ in range(4)
+    ]
     yield made
     for worker in made:
         worker.close()

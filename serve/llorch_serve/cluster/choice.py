@@ -74,9 +74,12 @@ def _best(close: Sequence[Candidate], hint: RoutingHint, index: PrefixIndex) -> 
     equals = [one for one in close if gains.get(one.replica, 0) == most]
     idlest = min(one.ongoing for one in equals)
 
-    def order(one: Candidate) -> tuple[int, int, str]:
+    prompt = "" if hint.prefix is None else str(hint.prefix.chain[-1])
+
+    def order(one: Candidate) -> tuple[int, int, int]:
         drawn = 0 if hint.session is None else _draw(hint.session, one.replica)
-        return drawn, index.last_use(one.replica), one.replica
+        # In the end by chance, so that fronts that know nothing of each other do not all choose the same.
+        return drawn, index.last_use(one.replica), _draw(prompt, one.replica)
 
     return min((one for one in equals if one.ongoing == idlest), key=order)
 
@@ -108,7 +111,9 @@ def _loss(replica: str, match: Match, index: PrefixIndex, forgettable: int) -> i
     return 0 if goes_on else displaced.length
 
 
-def _draw(session: str, replica: str) -> int:
-    """Return a number that is the same in every front, and falls on another replica for another session."""
-    digest = hashlib.blake2b(f"{session}\n{replica}".encode(), digest_size=8).digest()
+def _draw(what: str, replica: str) -> int:
+    """Return a number that is the same in every front, and by which another replica is first for something
+    else.
+    """
+    digest = hashlib.blake2b(f"{what}\n{replica}".encode(), digest_size=8).digest()
     return int.from_bytes(digest)
