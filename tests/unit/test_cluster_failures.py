@@ -208,6 +208,20 @@ def test_a_dead_engine_is_a_lost_replica(workers):
         generator.close()
 
 
+def test_a_replica_that_is_told_to_end_is_a_lost_one():
+    generator = FakeGenerator(free_running=False)
+    replicas, sink = replicas_of(generator), Sink()
+    front = routed(generator, replicas=replicas)
+    try:
+        front.submit(request("r", TextPrompt("a")), sink)
+        generator.step()
+        sink.next()
+        replicas.replicas[0].close()
+        assert type(sink.answers("r")["r"].error) is ReplicaLostError
+    finally:
+        front.close()
+
+
 def test_a_refusal_is_not_tried_elsewhere(workers):
     replicas = dying(workers[:2])
     front, sink = routed(*workers[:2], replicas=replicas), Sink()
