@@ -154,10 +154,12 @@ def _watch(generator: ClosableGenerator) -> asyncio.Future[EngineStoppedError]:
 def _follow(generator: ClosableGenerator, server: Fronts) -> None:
     """Have the fronts take requests only while replicas are there, where it has any."""
     loop, spread = asyncio.get_running_loop(), spread_of(generator)
+
+    def tell(answerable: bool) -> None:
+        loop.call_soon_threadsafe(server.set_answerable, answerable)
+
     if spread is not None:
-        spread.when_answerable(
-            lambda answerable: loop.call_soon_threadsafe(server.set_answerable, answerable)
-        )
+        spread.when_answerable(tell)
 
 
 @contextmanager
