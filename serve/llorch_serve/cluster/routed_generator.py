@@ -46,6 +46,7 @@ from llorch_serve.requests import (
 from llorch_serve.sampling.params import SamplingParams
 
 LOAD_INTERVAL_S: Final = 1.0  # between two looks at how busy the replicas are
+LOOKS_PER_INTERVAL: Final = 50  # replicas that are asked so often; more of them are asked more seldom
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +270,8 @@ class RoutedGenerator:
                 self._totals = self._tally.look(await self._replicas.loads())
             except Exception:  # shown as it was until the next look
                 logger.exception("the replicas did not say how busy they are")
-            await asyncio.sleep(self._load_interval_s)
+            looked = max(1.0, len(self._totals.replicas) / LOOKS_PER_INTERVAL)
+            await asyncio.sleep(self._load_interval_s * looked)
 
     async def _end(self) -> None:
         self._watching.cancel()
