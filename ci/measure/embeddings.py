@@ -1,15 +1,15 @@
 """Vectors of texts: how near they are to transformers' pooled states, and how fast they come.
 
-    ci/measurement embeddings SOURCE [--texts 500] [--pooling last] [--seconds 5] [--output FILE.json]
+    ci/measurement embeddings SOURCE [--texts 500] [--pooling last] [--seconds 2] [--output FILE.json]
 
-SOURCE is exported in fp32 and by the default recipe. Fidelity: the cosine of each text's vector with the
-reference's, over pieces of English and of other scripts, 1 to 400 tokens long. Exits with 1 if a mean cosine
-is below 0.99999 (fp32) or 0.999 (default recipe).
+SOURCE is exported in fp32, by the default recipe and in int8. Fidelity: the cosine of each text's vector with
+the reference's, over pieces of English and of other scripts, 1 to 400 tokens long. Exits with 1 if one text's
+cosine is below 0.99999 (fp32) or 0.999 (default recipe); int8 is shown for comparison.
 
-Speed, in tokens and texts per second by length of text: in batches as the engine makes them, one by one, and
-the same texts as prompts of the same checkpoint's default export, on the path of generation. The three take
-turns of ``--seconds`` each, and the ratios are of one round. Means something on a machine with nothing else
-to do.
+Speed, in tokens and texts per second by length of text: in batches as the engine makes them, one by one, in
+batches in int8, and the same texts as prompts of the same checkpoint's default export, on the path of
+generation. These take turns of ``--seconds`` each, and the ratios are of one round. Means something on a
+machine with nothing else to do, where all of it takes minutes for a model of 135 million parameters.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 import typer
 
 from llorch_export.options import ExportOptions
@@ -43,6 +44,8 @@ from llorch_serve.text.tokenizer import Tokenizer
 from support.builders.multilingual import multilingual_texts
 
 ASKED: Final = {"fp32": 0.99999, "default": 0.999}
+"""The lowest cosine that any text may have."""
+
 LENGTHS: Final = (16, 64, 256)
 _LONGEST: Final = 400
 _CHUNK: Final = 256  # tokens, of a prompt on the path of generation
@@ -74,18 +77,42 @@ def texts_of(artifact: Artifact, count: int) -> list[Ids]:
     return found
 
 
-def fidelity(artifact: Artifact, reference: Reference, texts: Sequence[Ids]) -> dict[str, float]:
-    """Return the figures of one artifact's cosines."""
-    form = artifact.manifest.embeds
-    assert form is not None, "it was exported to embed texts"
+def fidelity(
+    artifact: Artifact, texts: Sequence[Ids], expected: Mapping[tuple[int, ...], npt.NDArray[np.float64]]
+) -> dict[str, float]:
+    """Return the figures of one artifact's cosines with the expected vectors."""
     session = open_embedder(artifact, SessionConfig(), lambda _: None)
-    cosines, errors = compared(session, texts, lambda text: pooled_reference(reference, text, form))
+    cosines, errors = compared(session, texts, lambda text: expected[tuple(text)])
     return {
         "mean": float(cosines.mean()),
+        "1st percentile": float(np.percentile(cosines, 1)),
         "lowest": float(cosines.min()),
         "below 0.999": float((cosines < ASKED["default"]).mean()),
         "largest_error": float(errors.max()),
     }
+
+
+def fidelities(
+    artifacts: Mapping[str, Artifact], texts: Sequence[Ids], reference: Reference
+) -> dict[str, dict[str, float]]:
+    """Return each artifact's figures; those of equal artifacts are measured once."""
+    form = artifacts["default"].manifest.embeds
+    assert form is not None, "it was exported to embed texts"
+    expected = {tuple(text): pooled_reference(reference, text, form) for text in texts}
+    found: dict[str, dict[str, float]] = {}
+    near = {}
+    for name, artifact in artifacts.items():
+        made = artifact.manifest.fingerprint
+        if made not in found:
+            found[made] = fidelity(artifact, texts, expected)
+        near[name] = found[made]
+        typer.echo(f"{name:8} cosine over {len(texts)} texts: {near[name]}")
+    return near
+
+
+def short_of(near: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the forms that have a text below what is asked."""
+    return [name for name, least in ASKED.items() if near[name]["lowest"] < least]
 
 
 def batched(session: EmbeddingSession, texts: Sequence[Ids]) -> None:
@@ -112,7 +139,7 @@ def speeds(ways: dict[str, Way], vocabulary: int, seconds: float) -> Iterator[di
     """Give each length's tokens per second by way, the median of rounds, and ratios within a round."""
     rng = np.random.default_rng(0)
     for length in LENGTHS:
-        count = max(8, 2 * BATCH_TOKENS // length)
+        count = BATCH_TOKENS // length
         texts = rng.integers(0, vocabulary, (count, length)).tolist()
         rounds: list[dict[str, float]] = []
         for _ in range(_ROUNDS):
@@ -138,7 +165,7 @@ def main(
     source: Annotated[str, typer.Argument(help="GGUF file or folder.")],
     texts: Annotated[int, typer.Option(help="Texts whose vectors are compared.")] = 500,
     pooling: Annotated[Literal["last", "mean"], typer.Option()] = "last",
-    seconds: Annotated[float, typer.Option(help="Of each way in each round.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="Of each way in each round.")] = 2.0,
     output: Annotated[Path | None, typer.Option(help="Where the figures go, as JSON.")] = None,
 ) -> None:
     """Print the figures of one source."""
@@ -147,21 +174,22 @@ def main(
         artifacts = {
             "fp32": exported(source, place / "fp32", embed=pooling, precision="fp32"),
             "default": exported(source, place / "default", embed=pooling),
+            "int8": exported(source, place / "int8", embed=pooling, precision="int8"),
         }
-        asked = texts_of(artifacts["fp32"], texts)
-        reference = Reference(open_checkpoint(source, pooling))
-        near = {}
-        for name, artifact in artifacts.items():
-            near[name] = fidelity(artifact, reference, asked)
-            typer.echo(f"{name:8} cosine over {len(asked)} texts: {near[name]}")
-        del reference
+        near = fidelities(
+            artifacts,
+            texts_of(artifacts["fp32"], texts),
+            Reference(open_checkpoint(source, pooling)),
+        )
         embedder = open_embedder(artifacts["default"], SessionConfig(), lambda _: None)
+        coarse = open_embedder(artifacts["int8"], SessionConfig(), lambda _: None)
         generating = exported(source, place / "generating", embed="none")
         decoder = open_artifact(generating, SessionConfig(slots=1, max_context=2 * _CHUNK), lambda _: None)
         assert isinstance(decoder, DecoderSession), "the CPU's graphs have no fixed shapes"
         ways = {
             "batched": lambda ids: batched(embedder, ids),
             "one by one": lambda ids: one_by_one(embedder, ids),
+            "batched in int8": lambda ids: batched(coarse, ids),
             "prompts of the generation path": lambda ids: prompts(decoder, ids),
         }
         fast = []
@@ -170,7 +198,7 @@ def main(
             typer.echo(json.dumps(row))
     if output is not None:
         output.write_text(json.dumps({"source": source, "pooling": pooling, "fidelity": near, "speed": fast}))
-    if any(near[name]["mean"] < least for name, least in ASKED.items()):
+    if short_of(near):
         raise typer.Exit(1)
 
 

@@ -232,9 +232,19 @@ def with_packed_defaults(
         return options
     if embedding is None and options.kv_dtype is None:
         options = replace(options, kv_dtype=recipe.compute_type)
+    options = _without_rounding_pairs(tensors, options, recipe)
+    if options.prompts is not None and options.prompts.precision == "source":
+        return replace(options, prompts=_without_rounding_pairs(tensors, options.prompts, recipe))
+    return options
+
+
+def _without_rounding_pairs(
+    tensors: Mapping[str, LazyTensor], options: ExportOptions, recipe: Recipe
+) -> ExportOptions:
+    """Return the options of one graph for codes of 2 bits, if there are any that are widened."""
     unrounded = msgspec.structs.replace(recipe, two_bit_accuracy_level=0)
     if options.accuracy_level is None and widens_pairs(tensors, TARGETS[options.target], unrounded):
-        options = replace(options, two_bit_accuracy_level=0)
+        return replace(options, two_bit_accuracy_level=0)
     return options
 
 

@@ -66,6 +66,14 @@ class Deployed:
         finally:
             made.close()
 
+    def ongoing(self) -> list[int]:
+        """Return how many requests each replica has, as Ray counts them."""
+        import ray
+
+        found = _applications()[application_of("tiny")].deployments[DEPLOYMENT].replicas
+        actors = [ray.get_actor(one.actor_name, namespace="serve") for one in found]
+        return ray.get([actor.get_num_ongoing_requests.remote() for actor in actors])
+
     def processes(self) -> dict[str, int]:
         """Return the numbers of the replicas' processes, by their names."""
         found = _applications()[application_of("tiny")].deployments[DEPLOYMENT].replicas
@@ -143,7 +151,7 @@ def test_answers_over_a_wire_are_those_of_a_worker(deployed, front):
 
 def taken(front: RoutedGenerator, name: str) -> str | None:
     """Return the replica that has a live request."""
-    call = front._live.get(name)
+    call = front._calls.find(name)
     return None if call is None else call._taken
 
 
@@ -157,7 +165,8 @@ def begin(front: RoutedGenerator, *requests: GenerationRequest) -> dict[str, Sin
     return sinks
 
 
-def test_a_replica_that_is_killed_costs_the_streams_it_made_and_nothing_else(deployed, front, capsys):
+@pytest.mark.slow
+def test_a_replica_that_is_killed_costs_the_streams_it_made_and_nothing_else(deployed, front):
     streams = begin(front, *(asked(f"long-{n}", 1500, TokenPrompt((n + 1,))) for n in range(4)))
     where = {name: taken(front, name) for name in streams}
     assert len(set(where.values())) == 2, where
@@ -180,14 +189,15 @@ def test_a_replica_that_is_killed_costs_the_streams_it_made_and_nothing_else(dep
             assert len(found.ids) == 1500
     wait_until(lambda: len(set(deployed.processes()) - {victim}) == 2)
     back_s = time.monotonic() - at
-    with capsys.disabled():
-        print(f"lost after {lost_s:.2f} s, capacity after {back_s:.1f} s")  # noqa: T201
+    print(f"lost after {lost_s:.2f} s, capacity after {back_s:.1f} s")  # noqa: T201 - with -s
+    assert lost_s < 5
 
 
-def test_a_stream_goes_on_elsewhere_with_the_ids_of_an_undisturbed_run(deployed, capsys):
+@pytest.mark.slow
+def test_a_stream_goes_on_elsewhere_with_the_ids_of_an_undisturbed_run(deployed, caplog):
     wait_until(lambda: len(deployed.processes()) == 2)
     with deployed.front(resume_streams=True) as front:
-        request = asked("r", 600)
+        request = asked("r", 1500)
         undisturbed = Sink()
         front.submit(request, undisturbed)
         expected = undisturbed.answers("r")["r"]
@@ -196,14 +206,14 @@ def test_a_stream_goes_on_elsewhere_with_the_ids_of_an_undisturbed_run(deployed,
         victim = taken(front, "r")
         os.kill(deployed.processes()[victim], signal.SIGKILL)
         found = sink.answers("r")["r"]
+        assert "a replica was lost" in caplog.text
         assert (found.ids, found.text) == (expected.ids, expected.text)
         assert found.completion.prompt_tokens == expected.completion.prompt_tokens
-        with capsys.disabled():
-            print(f"whole after {time.monotonic() - at:.2f} s")  # noqa: T201
+        print(f"whole after {time.monotonic() - at:.2f} s")  # noqa: T201 - as above
         wait_until(lambda: len(set(deployed.processes()) - {victim}) == 2)
 
 
-def test_what_is_cancelled_frees_its_slot(deployed, front, capsys):
+def test_what_is_cancelled_frees_its_slot(deployed, front):
     wait_until(lambda: len(deployed.processes()) == 2)
     sinks, aborts = {}, {}
     for n in range(2 * SLOTS):
@@ -218,8 +228,7 @@ def test_what_is_cancelled_frees_its_slot(deployed, front, capsys):
     for n in range(2 * SLOTS):
         front.submit(asked(f"d-{n}", 1, TokenPrompt((n + 1,))), freed)
     freed.answers(*(f"d-{n}" for n in range(2 * SLOTS)))
-    with capsys.disabled():
-        print(f"slots free after {time.monotonic() - at:.2f} s")  # noqa: T201
+    print(f"slots free after {time.monotonic() - at:.2f} s")  # noqa: T201 - as above
 
 
 def test_after_200_cancelled_streams_nothing_goes_on(deployed, front):
@@ -245,5 +254,6 @@ def test_after_200_cancelled_streams_nothing_goes_on(deployed, front):
             sink.abort()
     for n, sink in enumerate(sinks):
         sink.answers(f"l-{n}")
-    assert front._live == {}
+    assert front._calls._live == {}
     wait_until(lambda: (front.load().running, front.load().waiting) == (0, 0))
+    wait_until(lambda: deployed.ongoing() == [0, 0])

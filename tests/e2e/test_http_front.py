@@ -386,7 +386,7 @@ def test_a_job_is_cancelled_by_the_holder_of_its_own_certificate_alone(tmp_path)
             with connected(front.port, *files) as canceller:
                 post(canceller, "/cancel", {"job_id": "j"})
                 assert canceller.getresponse().status == 202
-            assert generator.aborted == ended
+            generator.wait_for(lambda g, ended=ended: g.aborted == ended)
         assert b'"CANCELLED"' in client.getresponse().read()
 
 

@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
+from llorch_export.checkpoint.packed.stored import StoredArray
 from llorch_export.graph import source_forms
 from llorch_export.inspect.contents import contents
 from llorch_export.options import ExportOptions
@@ -337,6 +338,24 @@ def test_a_file_is_about_as_large_as_its_source_and_says_what_memory_it_takes(
     assert loaded_bytes(manifest, "CPUExecutionProvider") == wider + sum(
         file.bytes for file in manifest.files
     )
+
+
+@pytest.mark.parametrize("row", ["nvfp4 over a scale", "mxfp4", "nf4, double"])
+def test_a_matrix_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str) -> None:
+    packed = (EXACT | NEARLY)[row][0](tmp_path / "m", SHAPE)
+    read: list[str] = []
+    rows = StoredArray.rows
+    monkeypatch.setattr(
+        StoredArray, "rows", lambda own, start, stop: (read.append(own.name), rows(own, start, stop))[1]
+    )
+    source(packed, tmp_path / "a")
+    (name,) = {name for name in read if "layers.1.mlp.down_proj" in name and packed_matrix(name)}
+    assert read.count(name) == 1
+
+
+def packed_matrix(name: str) -> bool:
+    """Tell whether a tensor is the matrix itself."""
+    return name.endswith((".weight", ".weight_packed"))
 
 
 @pytest.mark.parametrize("embed", [None, "mean"])

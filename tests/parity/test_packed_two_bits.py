@@ -139,6 +139,16 @@ def test_a_graph_for_prompts_reads_the_same_weights(tmp_path: Path) -> None:
     assert (4, 0) in levels(artifact).values()
 
 
+def test_a_graph_for_prompts_over_the_same_codes_does_not_round_either(tmp_path: Path) -> None:
+    packed = FORMS["gptq"](tmp_path / "m", SHAPE)
+    prompts = ExportOptions("", Path(), precision="source", kv_dtype="float32")
+    artifact = export(options(packed, tmp_path / "a", prompts=prompts), silent).artifact
+    assert artifact.manifest.prompts is not None
+    assert artifact.manifest.prompts.recipe.two_bit_accuracy_level == 0
+    expected = numpy_llama.forward(packed.config, packed.values, IDS)
+    np.testing.assert_allclose(all_logits(artifact, IDS), expected, atol=QUANTISED_LOGITS_LEVEL_0, rtol=0)
+
+
 def test_vectors_of_texts_come_of_the_same_products(tmp_path: Path) -> None:
     packed = FORMS["gptq"](tmp_path / "m", SHAPE)
     artifact = export(options(packed, tmp_path / "a", embed="mean"), silent).artifact

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from llorch_serve.cluster.failures import AnswerCutError, judge
+from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import (
     EngineStoppedError,
     InvalidRequestError,
@@ -34,9 +35,15 @@ from support.harness.worker import Answer, Sink, make_session, make_worker, requ
 CHAT = ChatPrompt((ChatMessage("user", "Hello"),))
 
 
-@pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    made = [make_worker(tmp_path_factory.mktemp("artifact"), make_session(context=96)) for _ in range(4)]
+@pytest.fixture(scope="module", params=[True, False], ids=["invariant", "not invariant"])
+def workers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Worker]]:
+    able = Capabilities(batch_invariant=request.param)
+    made = [
+        make_worker(tmp_path_factory.mktemp("artifact"), make_session(context=96, capabilities=able))
+        for _ in range(4)
+    ]
     yield made
     for worker in made:
         worker.close()
@@ -199,6 +206,20 @@ def test_a_dead_engine_is_a_lost_replica(workers):
     finally:
         front.close()
         generator.close()
+
+
+def test_a_replica_that_is_told_to_end_is_a_lost_one():
+    generator = FakeGenerator(free_running=False)
+    replicas, sink = replicas_of(generator), Sink()
+    front = routed(generator, replicas=replicas)
+    try:
+        front.submit(request("r", TextPrompt("a")), sink)
+        generator.step()
+        sink.next()
+        replicas.replicas[0].close()
+        assert type(sink.answers("r")["r"].error) is ReplicaLostError
+    finally:
+        front.close()
 
 
 def test_a_refusal_is_not_tried_elsewhere(workers):

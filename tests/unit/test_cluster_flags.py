@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import importlib.metadata
 
 import pytest
 
+from support.builders.tiny_artifact import write_tiny_artifact
 from support.harness.processes import llorch_here
 
 SMALL = f'[models.m]\nartifact = "/nowhere/m"\nfingerprint = "{"0" * 64}"\ncores = 1\n'
@@ -64,20 +65,44 @@ def test_the_variable_names_the_cluster_and_the_flag_wins():
     assert "'local'" in flag.error()
 
 
-@pytest.mark.parametrize("arguments", [["deploy", "FILE"], ["status"], ["delete", "m"]])
-def test_without_ray_the_extra_is_named(monkeypatch, file, arguments):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    given = [str(file) if word == "FILE" else word for word in arguments]
-    outcome = llorch_here("cluster", *given, "--address", "127.0.0.1:1")
+def version_of(found: str | None):
+    """Return what tells that this release of Ray is installed, or none."""
+
+    def version(name: str) -> str:
+        if name != "ray":
+            return real(name)
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    real = importlib.metadata.version
+    return version
+
+
+COMMANDS = [
+    ["cluster", "deploy", "FILE", "--address", "127.0.0.1:1"],
+    ["cluster", "status", "--address", "127.0.0.1:1"],
+    ["cluster", "delete", "m", "--address", "127.0.0.1:1"],
+    ["serve", "--cluster", "127.0.0.1:1"],
+    ["serve", "MODEL", "--replicas", "2"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_without_ray_the_extra_is_named(monkeypatch, file, tmp_path, arguments):
+    monkeypatch.setattr(importlib.metadata, "version", version_of(None))
+    places = {"FILE": file, "MODEL": write_tiny_artifact(tmp_path / "model")}
+    outcome = llorch_here(*(places.get(word, word) for word in arguments))
     assert outcome.code == 4
     assert outcome.error() == (
         "ray is not installed, and this command needs it; install it with: pip install 'llorch[ray]'"
     )
 
 
-def test_a_release_of_ray_that_was_not_tested_is_refused(monkeypatch):
-    ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray, "__version__", "2.59.1")
-    outcome = llorch_here("cluster", "status", "--address", "127.0.0.1:1")
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_release_of_ray_that_was_not_tested_is_refused(monkeypatch, file, tmp_path, arguments):
+    monkeypatch.setattr(importlib.metadata, "version", version_of("2.59.1"))
+    places = {"FILE": file, "MODEL": write_tiny_artifact(tmp_path / "model")}
+    outcome = llorch_here(*(places.get(word, word) for word in arguments))
     assert outcome.code == 4
     assert outcome.error().startswith("ray 2.59.1 is installed, and llorch was tested with 2.60.x alone")

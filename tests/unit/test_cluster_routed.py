@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.cluster.prefix_index import prefix_of
 from llorch_serve.cluster.replica import ServedReplica
 from llorch_serve.cluster.routed_generator import open_routed
 from llorch_serve.cluster.totals import Replicated
+from llorch_serve.config import CacheSharing
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     EngineStoppedError,
@@ -33,7 +35,7 @@ from llorch_serve.requests import (
 )
 from llorch_serve.worker.worker import Worker
 from support.fakes.generator import FakeGenerator
-from support.fakes.replicas import FakeReplicas, reader_of, replica_of, routed
+from support.fakes.replicas import FakeReplicas, reader_of, replica_of, replicas_of, routed
 from support.harness.worker import Answer, Sink, make_worker, request
 
 CHAT = ChatPrompt((ChatMessage("user", "Hello"), ChatMessage("assistant", "Hi")), continue_final_message=True)
@@ -160,7 +162,7 @@ def test_two_fronts_may_have_the_same_id_and_either_ends_those_of_its_caller():
     replicas = [FakeReplicas(replica_of(generator, "only"))] * 2
     fronts = [routed(generator), routed(generator)]
     for front in fronts:
-        front._replicas = replicas[0]
+        front._replicas = front._calls._replicas = replicas[0]
     sinks = [Sink(), Sink()]
     try:
         for front, sink, owner in zip(fronts, sinks, ("mine", "theirs"), strict=True):
@@ -252,3 +254,22 @@ def test_a_front_tells_what_its_replicas_are_together_and_each_alone():
         front.close()
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize(
+    ("sharing", "salts"),
+    [(CacheSharing.CALLER, ["o", "o"]), (CacheSharing.CLIENT, ["o/a", "o/b"]), (CacheSharing.ALL, ["", ""])],
+)
+def test_prompts_are_looked_up_by_what_replicas_share(worker, sharing, salts):
+    replicas = replicas_of(worker)
+    replicas.replicas[0].description = replace(replicas.replicas[0].description, cache_sharing=sharing)
+    front, sink = routed(worker, replicas=replicas), Sink()
+    try:
+        for client in "ab":
+            asked = replace(request(client, (1, 2, 3), max_tokens=1), owner="o", client_id=client)
+            front.submit(asked, sink)
+        sink.answers("a", "b")
+        found = {hint.request_id: hint.prefix for hint in replicas.hints}
+        assert [found[client] for client in "ab"] == [prefix_of((1, 2, 3), salt) for salt in salts]
+    finally:
+        front.close()

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from llorch_serve.cluster import wire
+from llorch_serve.cluster import wire, wire_requests
 from llorch_serve.cluster.interfaces import Description, ReplicaLoad
 from llorch_serve.cluster.wire_errors import read_error, write_error
+from llorch_serve.config import CacheSharing
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     CancelledError,
@@ -83,12 +84,14 @@ def test_a_request_for_text_comes_out_as_it_was(prompt):
     )
     answers = AnswerOptions(n=2, best_of=3, prompt_logprobs=0, echo=True)
     request = GenerationRequest("r", prompt, sampling, answers=answers, fingerprint="f", **WHOSE)
-    assert wire.read_generation(wire.write_generation(request)) == request
+    assert wire_requests.read_generation(wire_requests.write_generation(request)) == request
 
 
 def test_of_an_encoded_chat_only_what_decides_how_its_answer_is_read_goes_along():
     encoded = EncodedPrompt((1, 2, 2**32 - 1), "text")
-    found = wire.read_generation(wire.write_generation(GenerationRequest("r", CHAT, encoded=encoded)))
+    found = wire_requests.read_generation(
+        wire_requests.write_generation(GenerationRequest("r", CHAT, encoded=encoded))
+    )
     assert found.encoded == encoded
     assert found.prompt == replace(CHAT, messages=CHAT.messages[-1:], documents=(), template_arguments=None)
 
@@ -97,18 +100,18 @@ def test_of_an_encoded_chat_only_what_decides_how_its_answer_is_read_goes_along(
 def test_of_an_encoded_text_the_tokens_go_along_and_the_words_if_they_are_told_again(echo, text):
     encoded = EncodedPrompt((1, 2), "Hi")
     request = GenerationRequest("r", TextPrompt("Hi"), answers=AnswerOptions(echo=echo), encoded=encoded)
-    found = wire.read_generation(wire.write_generation(request))
+    found = wire_requests.read_generation(wire_requests.write_generation(request))
     assert (found.prompt, found.encoded) == (TokenPrompt((1, 2)), EncodedPrompt((1, 2), text))
 
 
 def test_other_requests_come_out_as_they_were():
     bare = TextPrompt("b", add_special_tokens=False)
     score = ScoreRequest("r", bare, (TextPrompt("a"), bare, TokenPrompt((1,))), 3, fingerprint="f", **WHOSE)
-    assert wire.read_score(wire.write_score(score)) == score
+    assert wire_requests.read_score(wire_requests.write_score(score)) == score
     embed = EmbedRequest("r", (TextPrompt("a"), bare, CHAT, TokenPrompt((7,))), 8, -1, **WHOSE)
-    assert wire.read_embed(wire.write_embed(embed)) == embed
+    assert wire_requests.read_embed(wire_requests.write_embed(embed)) == embed
     rank = RankRequest("r", "q", ("a", "é"), None, **WHOSE)
-    assert wire.read_rank(wire.write_rank(rank)) == rank
+    assert wire_requests.read_rank(wire_requests.write_rank(rank)) == rank
 
 
 def test_updates_come_out_as_they_were():
@@ -132,7 +135,7 @@ def test_vectors_come_out_bit_for_bit():
 
 
 def test_descriptions_and_loads_come_out_as_they_were():
-    description = Description(INFO, 17, "none", "think", "qwen3")
+    description = Description(INFO, 17, "none", "think", "qwen3", CacheSharing.ALL)
     assert wire.read_description(wire.write_description(description)) == description
     load = ReplicaLoad("first", "f" * 64, LOAD, 2**40, None)
     assert wire.read_load(wire.write_load(load)) == load

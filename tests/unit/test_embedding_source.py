@@ -243,3 +243,38 @@ def test_packed_weights_are_kept_in_a_graph_that_embeds(tmp_path: Path) -> None:
     manifest = export_tiny(folder, tmp_path / "artifact", precision="source").manifest
     assert manifest.embeds == EmbeddingForm(pooling="last")
     assert manifest.source_forms
+
+
+PUBLISHED: dict[str, tuple[str, ...]] = {
+    "Qwen3-Embedding-8B": ("1_Pooling/config.json", "config_sentence_transformers.json"),
+    "gte-Qwen2-7B-instruct": (
+        "1_Pooling/config.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+    ),
+}
+"""What lies beside modules.json in repositories whose config.json names a language model."""
+
+
+@pytest.mark.parametrize(("name", "file"), [(name, file) for name in PUBLISHED for file in PUBLISHED[name]])
+def test_other_files_of_sentence_transformers_without_its_modules_are_no_language_model(
+    tmp_path: Path, name: str, file: str
+) -> None:
+    folder = write_hf_folder(tmp_path / name)
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(json.dumps(LAST))
+    for opens in (open_checkpoint, open_settings):
+        with pytest.raises(ArtifactError, match=rf"{file.split('/')[0]}.*no modules\.json.*--embed none"):
+            opens(str(folder))
+    assert form(folder, "last") == EmbeddingForm(pooling="last")
+    assert form(folder, "none") is None
+
+
+def test_a_name_that_says_embedding_is_a_notice(tmp_path: Path) -> None:
+    folder = write_hf_folder(tmp_path / "Qwen3-Embedding-8B")
+    (notice,) = (said for said in open_checkpoint(str(folder)).notices if "--embed" in said)
+    assert "Qwen3-Embedding-8B" in notice
+    assert "no modules.json" in notice
+    for embed in ("none", "last"):
+        assert not any("modules.json" in said for said in open_checkpoint(str(folder), embed).notices)
+    assert open_checkpoint(str(write_hf_folder(tmp_path / "m"))).notices == ()

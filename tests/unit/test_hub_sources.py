@@ -80,6 +80,25 @@ def test_a_model_is_fetched_once_and_names_its_commit(hub: Hub, folder: dict[str
     assert hub.requests == []
 
 
+def test_modules_that_were_not_fetched_with_a_model_that_embeds_are(
+    hub: Hub, cache: Path, folder: dict[str, bytes]
+) -> None:
+    pooling = b'{"pooling_mode_lasttoken": true}'
+    modules = b'[{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "1_Pooling"}]'
+    sentences = {"1_Pooling/config.json": pooling, "config_sentence_transformers.json": b"{}"}
+    hub.add(REPO, {**folder, **sentences, "modules.json": modules})
+    assert open_checkpoint(REPO).embedding is not None
+    hub.requests.clear()
+    assert open_checkpoint(REPO).embedding is not None
+    assert hub.requests == []
+    (lost,) = cache.glob("*/snapshots/*/modules.json")
+    lost.unlink()
+    assert open_checkpoint(REPO, "none").embedding is None
+    assert hub.requests == [], "who says what it is needs no such file"
+    assert open_checkpoint(REPO).embedding is not None
+    assert lost.exists()
+
+
 def test_a_config_is_fetched_without_weights(hub: Hub, folder: dict[str, bytes]) -> None:
     hub.add(REPO, folder)
     open_config(REPO)

@@ -65,6 +65,9 @@ VALUES = {
     "preload_only": (True, False),
     "batch_invariant": (True, False),
     "huge_pages": (True, False),
+    "cluster": ("a:1", "b:2"),
+    "replicas": ("1", "1:2"),
+    "resume_streams": (True, False),
 }
 
 

@@ -187,6 +187,11 @@ def test_the_default_depends_on_the_size(layers: int, name: str) -> None:
     assert default_recipe(of_layers(layers)) == name
 
 
+@pytest.mark.parametrize(("layers", "name"), [(2, "fp32"), (40, "fp32"), (70, "int8")])
+def test_models_that_embed_texts_are_kept_whole_up_to_a_billion_parameters(layers: int, name: str) -> None:
+    assert default_recipe(of_layers(layers), embeds=True) == name
+
+
 @pytest.mark.parametrize("number", [0, 64])
 @pytest.mark.parametrize("flag", WeightFlags.__struct_fields__)
 def test_whoever_says_how_weights_are_stored_gets_no_default_recipe(flag: str, number: int) -> None:
@@ -230,7 +235,7 @@ def test_rules_for_four_bits_get_error_feedback_too(stated: Quantizer | None) ->
     assert found.quantizer is None
 
 
-@pytest.mark.parametrize("name", ["int4", "int8"])
+@pytest.mark.parametrize("name", ["fp32", "int4", "int8"])
 def test_recipes_named_as_a_precision_are_its_default(name: str) -> None:
     options = load_recipe(name).options(BASE)
     assert base_recipe(options) == base_recipe(ExportOptions(source="", output=Path(), precision=name))  # type: ignore[arg-type]

@@ -64,5 +64,5 @@ row(
     lambda: refusal(
         lambda: evaluate("local-chat-completions", SCRIPTED, "chat/completions", gen_kwargs="temperature=9")
     ),
-    lambda saw: bool(saw),
+    lambda saw: saw.startswith("HTTPError: 400 Client Error") and "/v1/chat/completions" in saw,
 )

@@ -55,15 +55,20 @@ def finite_values(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
     return np.where(np.isfinite(values), values, np.float32(0))
 
 
+ReadBytes = Callable[[int, int], npt.NDArray[np.uint8]]
+
+
 @dataclass(frozen=True, slots=True)
 class ScaleTable:
     """Scales that are stored as bytes: a scale is ``values()[byte]``, or with ``factors`` that times the
     factor of its block, plus ``offset``.
 
-    values: gives float32 [256]. factors: of ``block`` scales each, in the order of rows and groups.
+    values: gives float32 [256]. read: gives the bytes of rows ``start`` to ``stop`` (excluded), uint8 [rows,
+        groups], without the codes. factors: of ``block`` scales each, in the order of rows and groups.
     """
 
     values: Callable[[], npt.NDArray[np.float32]]
+    read: ReadBytes
     factors: npt.NDArray[np.float32] | None = None
     block: int = 1
     offset: float = 0.0
@@ -190,7 +195,10 @@ class Codes:
             zero_points = None if rows.zero_points is None else rows.zero_points[::step]
             return CodeRows(rows.codes[::step], rows.scales[::step], zero_points)
 
-        return replace(self, read=some, scale_table=self._table_of_any_rows(), across=0)
+        def some_bytes(table: ScaleTable) -> ReadBytes:
+            return lambda first, last: table.read(start + first * step, start + (last - 1) * step + 1)[::step]
+
+        return replace(self, read=some, scale_table=self._table_of_any_rows(some_bytes), across=0)
 
     def in_order(self, places: npt.NDArray[np.intp]) -> Codes:
         """Return the matrix whose row ``i`` is this one's row ``places[i]``."""
@@ -203,9 +211,16 @@ class Codes:
             zero_points = None if rows.zero_points is None else rows.zero_points[wanted]
             return CodeRows(rows.codes[wanted], rows.scales[wanted], zero_points)
 
-        return replace(self, read=moved, scale_table=self._table_of_any_rows(), across=0)
+        def moved_bytes(table: ScaleTable) -> ReadBytes:
+            def read(start: int, stop: int) -> npt.NDArray[np.uint8]:
+                first, last = int(places[start:stop].min()), int(places[start:stop].max())
+                return table.read(first, last + 1)[places[start:stop] - first]
 
-    def _table_of_any_rows(self) -> ScaleTable | None:
-        """Return the table of scales, if it does not depend on where a row lies."""
+            return read
+
+        return replace(self, read=moved, scale_table=self._table_of_any_rows(moved_bytes), across=0)
+
+    def _table_of_any_rows(self, moved: Callable[[ScaleTable], ReadBytes]) -> ScaleTable | None:
+        """Return the table of scales with another reader, if it does not depend on where a row lies."""
         table = self.scale_table
-        return None if table is None or table.factors is not None else table
+        return None if table is None or table.factors is not None else replace(table, read=moved(table))

@@ -200,28 +200,11 @@ def scale_bytes(codes: Codes, rows: int) -> Bytes:
     """
     table = codes.scale_table
     assert table is not None
-    values, step = table.values(), max(1, CODES_AT_A_TIME // codes.columns)
-    parts = []
-    for start in range(0, rows, step):
-        wanted = codes.read(start, min(start + step, rows)).scales.reshape(-1)
-        if table.factors is not None:
-            places = np.arange(start * codes.groups, start * codes.groups + wanted.size) // table.block
-            moved = (wanted.astype(np.float64) - table.offset) / table.factors[places]
-            wanted = moved.astype(np.float32)
-        parts.append(_nearest(values, wanted))
-    found = np.concatenate(parts)
+    found = table.read(0, rows)
     if table.factors is None:
-        return found.reshape(rows, codes.groups)
-    return np.pad(found, (0, len(table.factors) * table.block - found.size)).reshape(-1, table.block)
-
-
-def _nearest(values: Matrix, wanted: Matrix) -> Bytes:
-    """Return the number of the value that is nearest to each that is wanted."""
-    order = np.argsort(values, kind="stable")
-    between = values[order].astype(np.float64)
-    between = (between[1:] + between[:-1]) / 2
-    found: Bytes = order[np.searchsorted(between, wanted)].astype(np.uint8)
-    return found
+        return found
+    left = len(table.factors) * table.block - found.size
+    return np.pad(found.reshape(-1), (0, left)).reshape(-1, table.block)
 
 
 def _words(data: Bytes, blocks: int) -> Words:

@@ -24,7 +24,13 @@ from llorch_export.config.hf import ReadConfig, read_config
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.packed.reading import read_packing_file
 from llorch_export.source import hub
-from llorch_export.source.pooling import embedding_of_folder, embedding_of_gguf
+from llorch_export.source.pooling import (
+    MODULES,
+    embedding_of_folder,
+    embedding_of_gguf,
+    notices_of_name,
+    without_modules,
+)
 from llorch_export.tokenizer.chat_templates import template_files
 from llorch_export.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llorch_export.tokenizer.reading import FOLDER_FILES, tokenizer_from_folder
@@ -50,7 +56,7 @@ def open_checkpoint(source: str, embed: EmbedChoice | None = None) -> Checkpoint
     embed: how it shall turn texts into vectors; None: as files beside it say, if any do.
     Raises ArtifactError if there is no such thing, or if it cannot be exported as it is.
     """
-    path = _locate(source, config_only=False)
+    path = _locate(source, embed, config_only=False)
     return _open_gguf(path, embed) if path.is_file() else _open_folder(ModelFolder(path), embed)
 
 
@@ -64,7 +70,7 @@ def open_config(source: str, embed: EmbedChoice | None = None) -> LlamaConfig:
 
 def open_settings(source: str, embed: EmbedChoice | None = None) -> ReadConfig:
     """Read the config as :func:`open_config` does, with what of its file was left aside."""
-    path = _locate(source, config_only=True)
+    path = _locate(source, embed, config_only=True)
     if path.is_file():
         header = read_parts(path)
         found = embedding_of_gguf(header.metadata, embed, str(path))
@@ -77,7 +83,7 @@ def open_text(source: str, embed: EmbedChoice | None = None) -> TokenizerAssets 
 
     Raises ArtifactError as :func:`open_checkpoint` does.
     """
-    path = _locate(source, config_only=True)
+    path = _locate(source, embed, config_only=True)
     if path.is_file():
         header = read_parts(path)
         size = gguf_config(header).vocab_size
@@ -129,8 +135,11 @@ def fingerprint_files(files: Sequence[Path], progress: Callable[[int], None] | N
     return digest.hexdigest()
 
 
-def _locate(source: str, *, config_only: bool) -> Path:
-    """Return the GGUF file, or the Hugging Face folder, that ``source`` stands for."""
+def _locate(source: str, embed: EmbedChoice | None = None, *, config_only: bool) -> Path:
+    """Return the GGUF file, or the Hugging Face folder, that ``source`` stands for.
+
+    embed: what it shall be, whatever files say that may not have been fetched.
+    """
     path = Path(source)
     try:
         is_file, is_folder = path.is_file(), bool(source) and path.is_dir()
@@ -150,7 +159,7 @@ def _locate(source: str, *, config_only: bool) -> Path:
     found = hub.fetch_model(
         reference,
         config_only=config_only,
-        is_complete=lambda folder: _is_complete(folder, config_only=config_only),
+        is_complete=lambda folder: _is_complete(folder, embed, config_only=config_only),
     )
     return found if found.is_file() else _in_folder(ModelFolder(found), config_only=config_only)
 
@@ -173,14 +182,14 @@ def _in_folder(folder: ModelFolder, *, config_only: bool) -> Path:
     return folder.path
 
 
-def _is_complete(path: Path, *, config_only: bool) -> bool:
+def _is_complete(path: Path, embed: EmbedChoice | None, *, config_only: bool) -> bool:
     """Tell whether a cached snapshot is a whole folder of a model: a partial download is no reason to fail,
     but to fetch. A GGUF file does not count, for the repository may hold others that were not fetched.
     """
     folder = ModelFolder(path)
     try:
         found = _in_folder(folder, config_only=config_only)
-        if found.is_file():
+        if found.is_file() or (embed is None and without_modules(folder)):
             return False
         if not config_only:
             weight_files(folder)
@@ -219,16 +228,18 @@ def _open_folder(folder: ModelFolder, embed: EmbedChoice | None) -> Checkpoint:
     read, data = _folder_config(folder, embed)
     config = read.config
     found = folder_tensors(folder, config, read.packing, headless=read.embedding is not None)
+    name = _folder_name(folder.path)
+    by_name = () if folder.find(MODULES) else notices_of_name(name, read.embedding, embed)
     return Checkpoint(
         kind="safetensors",
         path=folder.path,
-        name=_folder_name(folder.path),
+        name=name,
         config=config,
         tensors=found.tensors,
         tokenizer=tokenizer_from_folder(folder, data, vocab_size=config.vocab_size),
         content_files=_content_files(folder),
         licence_files=_licence_files(folder),
-        notices=found.notices,
+        notices=(*found.notices, *by_name),
         only_read_here=found.renamed or isinstance(read.packing, Packing),
         ignored_settings=read.ignored_settings,
         code_not_run=read.code_not_run,

@@ -7,6 +7,7 @@ Input is a folder that a stranger may have filled, or the metadata of a GGUF fil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -22,6 +23,8 @@ PROMPTS: Final = "config_sentence_transformers.json"
 SENTENCE_FILES: Final = (MODULES, LENGTH, PROMPTS)
 """Files beside config.json that are read here; the pooling's own lies in a folder that the first names."""
 
+_POOLING_FOLDER: Final = re.compile(r"\d+_Pooling")
+_SAYS_SO: Final = re.compile(r"embed", re.IGNORECASE)
 _MAX_MODULES: Final = 16
 _MAX_SHOWN: Final = 8
 _POOLINGS: Final[Mapping[str, Pooling]] = {"lasttoken": "last", "mean": "mean"}
@@ -54,6 +57,11 @@ def embedding_of_folder(folder: ModelFolder, choice: EmbedChoice | None) -> Embe
         own = () if modules is None else tuple(kind for kind, _ in modules)
         aside = f"{folder.path / MODULES} ({', '.join(own)}) is left aside for --embed {choice}"
         return Embedding(EmbeddingForm(pooling=choice), notices=(aside,) if own else ())
+    if modules is None and (files := without_modules(folder)):
+        raise ArtifactError(
+            f"{folder.path} has {' and '.join(files)} of a model that embeds texts, and no {MODULES}, which "
+            f"says how; fetch it too, or {_INSTEAD}"
+        )
     if modules is None or not any(kind == "Pooling" for kind, _ in modules):
         return None
     kinds = [kind for kind, _ in modules]
@@ -66,6 +74,26 @@ def embedding_of_folder(folder: ModelFolder, choice: EmbedChoice | None) -> Embe
     length = _length(folder)
     form = EmbeddingForm(pooling=pooling, normalised="Normalize" in kinds)
     return Embedding(form, length, _said_of_prompts(folder))
+
+
+def without_modules(folder: ModelFolder) -> tuple[str, ...]:
+    """Return what sentence-transformers has left in a folder that lacks its list of modules; nothing where
+    the list is there. Raises ArtifactError if the folder cannot be read.
+    """
+    if folder.find(MODULES):
+        return ()
+    found = folder.entries(lambda name: name in (LENGTH, PROMPTS) or _POOLING_FOLDER.fullmatch(name))
+    return tuple(path.name for path in found)
+
+
+def notices_of_name(name: str, embedding: Embedding | None, choice: EmbedChoice | None) -> tuple[str, ...]:
+    """Return what to say where only its name tells that a model may be one that embeds texts."""
+    if embedding is not None or choice is not None or not _SAYS_SO.search(name):
+        return ()
+    return (
+        f"{name} has no {MODULES} beside it and becomes a language model; if it embeds texts, fetch that "
+        f"file too, or use --embed last or --embed mean (--embed none says that it does not)",
+    )
 
 
 def embedding_of_gguf(

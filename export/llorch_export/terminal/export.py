@@ -47,10 +47,10 @@ def command(
         typer.Option(
             metavar="NAME|FILE",
             help="A recipe: cpu or cpu-calibrated (the default without any flag that says how weights are "
-            "stored; the latter up to half a billion parameters), int4, int4-mixed, int4-gptq, int8, or "
-            "a TOML file with [defaults] and [[rule]] tables that say which "
-            "modules are stored how (docs/recipes.md). A flag given beside it replaces its default of that "
-            "name; rules stand.",
+            "stored; the latter up to half a billion parameters; with --embed fp32, and int8 beyond a "
+            "billion), int4, int4-mixed, int4-gptq, int8, fp32, or a TOML file with [defaults] and [[rule]] "
+            "tables that say which modules are stored how (docs/recipes.md). A flag given beside it replaces "
+            "its default of that name; rules stand.",
             show_default=False,
         ),
     ] = None,

@@ -135,15 +135,17 @@ def compared(
     expected: Callable[[Sequence[int]], npt.NDArray[np.float64]],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return each text's cosine with the reference, and its error over the reference's length."""
-    cosines, errors = [], []
-    for start in range(0, len(texts), _BATCH):
-        batch = texts[start : start + _BATCH]
-        for text, found in zip(batch, session.embed(batch).astype(np.float64), strict=True):
-            wanted = expected(text)
+    cosines, errors = np.zeros(len(texts)), np.zeros(len(texts))
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # little of a batch is padding
+    for start in range(0, len(order), _BATCH):
+        batch = order[start : start + _BATCH]
+        vectors = session.embed([texts[index] for index in batch]).astype(np.float64)
+        for index, found in zip(batch, vectors, strict=True):
+            wanted = expected(texts[index])
             length = float(np.linalg.norm(wanted))
-            cosines.append(float(found @ wanted) / (float(np.linalg.norm(found)) * length))
-            errors.append(float(np.linalg.norm(found - wanted)) / length)
-    return np.array(cosines), np.array(errors)
+            cosines[index] = float(found @ wanted) / (float(np.linalg.norm(found)) * length)
+            errors[index] = float(np.linalg.norm(found - wanted)) / length
+    return cosines, errors
 
 
 def cut(ids: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Final, TypeVar
 
 from llorch_serve.calls.admission import Activity, ReadingThreads
+from llorch_serve.calls.interfaces import spread_of
 from llorch_serve.calls.live import LiveCalls
 from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.calls.waiting import first_of
@@ -22,6 +23,7 @@ from llorch_serve.requests import Abort, ModelInfo, TextGenerator, UpdateSink
 
 _STOPPING: Final = "the worker is shutting down; send the request to another"
 _CUT: Final = "the worker shut down before the answer was complete; send the request to another"
+_ABSENT: Final = "no replica of the model runs; try again when the health service says SERVING"
 FAREWELL_S: Final = 1.0  # for the last bytes of ended calls to leave the process
 
 M = TypeVar("M")
@@ -102,6 +104,13 @@ class FrontDesk:
         self._generator, self._info, self._refusal = generator, generator.model_info(), None
         self._activity.begin()
 
+    def set_answerable(self, answerable: bool) -> None:
+        """Refuse new calls while no replica could answer them, and take them again."""
+        if answerable and self._refusal == _ABSENT:
+            self._refusal = None
+        elif not answerable and self._refusal is None:
+            self._refusal = _ABSENT
+
     def check_open(self) -> None:
         """Raise UnavailableError, with the reason, while no call is taken."""
         if self._refusal is not None:
@@ -151,6 +160,19 @@ class FrontDesk:
         for call in found:
             call.cancel()
         return tuple(call.request_id for call in found)
+
+    async def cancel_everywhere(self, request_ids: Iterable[str], owner: str) -> tuple[str, ...]:
+        """End live requests of a caller, where replicas answer those of other fronts too; return the ids of
+        those that were live. Idempotent.
+        """
+        wanted = tuple(dict.fromkeys(request_ids))
+        here = self.cancel(wanted, owner)
+        others = [name for name in wanted if name not in here]
+        spread = spread_of(self._generator)
+        if spread is None or not others:
+            return here
+        there = await asyncio.to_thread(spread.abort_everywhere, others, owner)
+        return tuple(name for name in wanted if name in here or name in there)
 
     def is_live(self, request_id: str) -> bool:
         """Return whether the generator still has a request of that id."""

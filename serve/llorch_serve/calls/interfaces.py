@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from llorch_serve.engine.load import Load, WorkerState
 from llorch_serve.errors import EngineStoppedError
@@ -27,6 +27,27 @@ class ClosableGenerator(TextGenerator, Protocol):
         """
 
 
+@runtime_checkable
+class SpreadGenerator(Protocol):
+    """A generator whose model runs on replicas, which other fronts use too."""
+
+    def abort_everywhere(self, request_ids: Sequence[str], owner: str) -> tuple[str, ...]:
+        """End a caller's live requests, whatever front they came by; return the ids of those that were live.
+        Blocks.
+        """
+
+    def when_answerable(self, tell: Callable[[bool], None]) -> None:
+        """Have ``tell`` called, on any thread, whenever no replica is there any more, and when one is
+        again.
+        """
+
+
+def spread_of(generator: TextGenerator | None) -> SpreadGenerator | None:
+    """Return the generator behind observers if its model runs on replicas, else None."""
+    inner = getattr(generator, "inner", generator)
+    return inner if isinstance(inner, SpreadGenerator) else None
+
+
 class Front(Protocol):
     """Serves the same generator as the gRPC server over another protocol. It runs on the same event loop and
     ends with that server.
@@ -37,6 +58,9 @@ class Front(Protocol):
 
     def set_ready(self, generator: TextGenerator) -> None:
         """Serve requests."""
+
+    def set_answerable(self, answerable: bool) -> None:
+        """Refuse requests while no replica could answer them, and take them again."""
 
     def idle_s(self) -> float:
         """Return for how long no request has run, in seconds."""

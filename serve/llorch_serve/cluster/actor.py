@@ -43,6 +43,7 @@ class ReplicaActor(ServedReplica):
             engine.tool_format,
             engine.reasoning_format,
             engine.rank_format,
+            engine.cache_sharing,
         )
         super().__init__(worker, description, name=name)
 

@@ -7,6 +7,7 @@ handlers of signals stay those of llorch.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import logging
 import os
 import secrets
@@ -39,7 +40,7 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
 
     if ray.is_initialized():
         _check_same(head)
-        with _told_failures(head):
+        with told_failures(f"the cluster at {head}"):
             yield
         return
     with _same_signals():
@@ -49,15 +50,16 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
             raise WorkerError(_refusal(head, error)) from error
     _quiet()
     try:
-        with _told_failures(head):
+        with told_failures(f"the cluster at {head}"):
             yield
     finally:
         ray.shutdown()
 
 
 @contextlib.contextmanager
-def local_cluster(cores: int, gpus: int) -> Iterator[None]:
-    """Run a cluster of this machine, which ends with the context. cores, gpus: that replicas may take.
+def local_cluster(cores: int, gpus: int | None) -> Iterator[None]:
+    """Run a cluster of this machine, which ends with the context. cores, gpus: that
+    replicas may take; None: all GPUs that there are.
 
     Raises ProviderError for a version of Ray that was not tested, WorkerError where Ray does not start.
     """
@@ -66,6 +68,7 @@ def local_cluster(cores: int, gpus: int) -> Iterator[None]:
     os.environ.update(
         RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32)
     )
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # Ray forks as it ends, and gRPC would tell of each
     import ray
 
     with _same_signals():
@@ -91,30 +94,37 @@ def local_cluster(cores: int, gpus: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_failures(head: HeadAddress) -> Iterator[None]:
-    """Raise WorkerError for what Ray raises, in one line."""
+def told_failures(cluster: str) -> Iterator[None]:
+    """Raise WorkerError for what Ray raises, in one line. cluster: what it is called there."""
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
     try:
         yield
     except (RayError, RayServeException, ConnectionError) as error:
-        raise WorkerError(f"the cluster at {head} failed: {_first_line(error)}") from error
+        raise WorkerError(f"{cluster} failed: {_first_line(error)}") from error
 
 
 def _quiet() -> None:
     """Keep Serve's own log of what this process does off the terminal; what goes wrong is told by llorch."""
+    import ray.serve  # noqa: F401 - which sets its logger up
+
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def check_version() -> None:
-    """Raise ProviderError unless Ray is here in a version that was tested; ModuleNotFoundError without it."""
-    import ray
+    """Raise ProviderError unless Ray is here in a version that was tested; ModuleNotFoundError without it.
 
-    if not ray.__version__.startswith(VERSIONS):
+    Ray is not imported yet: it reads the environment as it is.
+    """
+    try:
+        found = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ModuleNotFoundError("No module named 'ray'", name="ray") from error
+    if not found.startswith(VERSIONS):
         raise ProviderError(
-            f"ray {ray.__version__} is installed, and llorch was tested with {VERSIONS[0]}x alone; install "
-            "that with: pip install 'llorch[ray]'"
+            f"ray {found} is installed, and llorch was tested with {VERSIONS[0]}x alone; install that with: "
+            "pip install 'llorch[ray]'"
         )
 
 

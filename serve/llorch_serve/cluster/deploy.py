@@ -96,16 +96,21 @@ def deploy(models: Sequence[ModelSpec], actor: type) -> None:
 
 
 def await_running(
-    names: Collection[str], timeout_s: float, tell: Callable[[ModelStatus], None]
+    names: Collection[str],
+    timeout_s: float,
+    tell: Callable[[ModelStatus], None],
+    check: Callable[[], None] = lambda: None,
 ) -> list[ModelStatus]:
     """Wait until every one of the models runs as it was deployed; return how they are.
 
-    tell: told of each that has changed, in its state, message or numbers of replicas.
+    tell: told of each that has changed, in its state, message or numbers of replicas. check: called again and
+        again; what it raises ends the wait.
     Raises WorkerError for a model that Ray gave up on, or that took too long: Ray goes on trying that one.
     """
     until = time.monotonic() + timeout_s
     told: dict[str, ModelStatus] = {}
     while True:
+        check()
         found = [status for status in statuses() if status.name in names]
         for status in found:
             before = told.get(status.name)

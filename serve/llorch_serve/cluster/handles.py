@@ -67,8 +67,13 @@ class HandleReplicas:
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
         """Return what each replica answers that does; those that have just ended do not."""
+        from ray.serve.exceptions import DeploymentUnavailableError
+
         asked = self._handle.broadcast(method, *arguments)
-        found = await asked.results_async(timeout_s=LOOK_S, return_exceptions=True)
+        try:
+            found = await asked.results_async(timeout_s=LOOK_S, return_exceptions=True)
+        except (DeploymentUnavailableError, TimeoutError):  # none is there
+            return []
         return [each for each in found if not isinstance(each, BaseException)]
 
     async def close(self) -> None:

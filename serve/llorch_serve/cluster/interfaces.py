@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from llorch_serve.cluster.prefix_index import Prefix
+from llorch_serve.config import CacheSharing
 from llorch_serve.engine.load import Load
 from llorch_serve.requests import ModelInfo
 
@@ -55,7 +56,7 @@ class Description:
 
     info: the model, as one replica serves it.
     most_waiting: sequences of one request that its queue can hold.
-    tool_format, reasoning_format, rank_format: see :class:`llorch_serve.config.EngineConfig`.
+    tool_format, reasoning_format, rank_format, cache_sharing: see :class:`llorch_serve.config.EngineConfig`.
     """
 
     info: ModelInfo
@@ -63,6 +64,7 @@ class Description:
     tool_format: str = "auto"
     reasoning_format: str = "auto"
     rank_format: str = "auto"
+    cache_sharing: CacheSharing = CacheSharing.CALLER
 
 
 @dataclass(frozen=True, slots=True)

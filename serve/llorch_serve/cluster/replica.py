@@ -1,16 +1,18 @@
 """One replica: a whole worker whose requests and answers are bytes.
 
-Input: requests of fronts, see ``wire.py``, on the event loop that Ray calls it on. Output: the parts of their
-answers. Admission, refusal and aborting are the front desk's, as for every other way to a worker.
+Input: requests of fronts, see ``wire_requests.py``, on the event loop that Ray calls it on. Output: the parts
+of their answers. Admission, refusal and aborting are the front desk's, as for every other way to a worker.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import itertools
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +20,7 @@ from llorch_serve.calls.front_desk import FrontDesk, MessageCalls
 from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.calls.long_answers import places_of, written
-from llorch_serve.cluster import wire
+from llorch_serve.cluster import wire, wire_requests
 from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, RoutingHint
 from llorch_serve.cluster.memory import ProcessMemory
 from llorch_serve.errors import EngineStoppedError, ModelMismatchError, UnavailableError
@@ -26,6 +28,9 @@ from llorch_serve.requests import Abort, UpdateSink
 
 MAX_PENDING_BYTES: Final = 256 * 2**20  # of requests that wait to be read
 _LOADING: Final = "the replica is loading its model; try another"
+
+_ENDING_S: Final = 1.0  # for the loop to tell those who wait
+_ENDING: Final = "the replica has been told to end; try another"
 
 
 class ServedReplica:
@@ -48,6 +53,8 @@ class ServedReplica:
         self.description = description
         self._stream_interval = stream_interval
         self._desk: FrontDesk | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # the loop's
         # Names by which requests run here, by the caller and the id that the caller knows: fronts know
         # nothing of each other's ids.
         self._running: dict[tuple[str, str], set[str]] = {}
@@ -78,7 +85,7 @@ class ServedReplica:
             except Exception as error:  # noqa: BLE001 - the boundary: every error crosses as a status
                 yield wire.write_failure(error, method=kind)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _named(self, hint: RoutingHint) -> Iterator[str]:
         """Give a name that no other request here has, for as long as this one runs: its id, if that is
         free.
@@ -124,10 +131,28 @@ class ServedReplica:
             raise UnavailableError(f"the engine has stopped; {self._failure}")
 
     def close(self) -> None:
-        """End what still runs, and free the model. Any thread; blocks."""
+        """End what still runs, as a lost replica's, and free the model. Any thread; blocks."""
+        self._end_calls()
         self._worker.close()
         if self._desk is not None:
             self._desk.close()
+
+    def _end_calls(self) -> None:
+        """End what still runs before its worker ends it as if a caller had aborted it."""
+        loop, desk, done = self._loop, self._desk, threading.Event()
+        if loop is None or desk is None:
+            return
+
+        def end() -> None:
+            desk.end_all(UnavailableError(_ENDING))
+            done.set()
+
+        if threading.get_ident() == self._thread:
+            end()
+            return
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(end)
+            done.wait(_ENDING_S)
 
     def _died(self, error: EngineStoppedError) -> None:
         self._failure = error
@@ -142,6 +167,7 @@ class ServedReplica:
                 stream_interval=self._stream_interval,
             )
             self._desk.open(self._worker)
+            self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         return self._desk
 
     def _check(self, hint: RoutingHint) -> None:
@@ -158,15 +184,15 @@ class ServedReplica:
         submit: Callable[[UpdateSink], Abort]
         match kind:
             case "generate":
-                submit = functools.partial(worker.submit, replace(wire.read_generation(raw), request_id=name))
+                text = replace(wire_requests.read_generation(raw), request_id=name)
+                submit = functools.partial(worker.submit, text)
             case "score":
-                submit = functools.partial(
-                    worker.submit_score, replace(wire.read_score(raw), request_id=name)
-                )
+                scored = replace(wire_requests.read_score(raw), request_id=name)
+                submit = functools.partial(worker.submit_score, scored)
             case "rank":
-                submit = functools.partial(worker.submit_rank, replace(wire.read_rank(raw), request_id=name))
+                ranked = replace(wire_requests.read_rank(raw), request_id=name)
+                submit = functools.partial(worker.submit_rank, ranked)
             case "embed":
-                submit = functools.partial(
-                    worker.submit_embedding, replace(wire.read_embed(raw), request_id=name)
-                )
+                embedded = replace(wire_requests.read_embed(raw), request_id=name)
+                submit = functools.partial(worker.submit_embedding, embedded)
         return calls.submit(name, submit, whole=kind != "generate")

@@ -68,12 +68,18 @@ class RoutedCall:
             self.raw = self._go_on(tuple(None if ids is None else tuple(ids) for ids in self._told))
         if self._taken is not None:
             self.hint = replace(self.hint, avoid=self.hint.avoid | {self._taken})
+            self._taken = None
         return True
 
     @property
     def request_id(self) -> str:
         """The request's id, as the caller knows it."""
         return self.hint.request_id
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a replica has it."""
+        return self._taken is not None
 
     @property
     def unwanted(self) -> bool:
@@ -100,6 +106,8 @@ class RoutedCall:
             elif told is not None:
                 told += update.token_ids
         self.begun = True
+        if self._go_on is None:  # nothing of it is sent again
+            self.raw, self.hint = b"", replace(self.hint, prefix=None)
         self.ended = updates[-1].is_last
         self._sink.deliver(list(updates))
 

@@ -5,7 +5,7 @@ Input: the service and whoever keeps records. Output: one ASGI application for u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from starlette.applications import Starlette
@@ -22,6 +22,7 @@ from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.messages.routes import counting, messages_dialect, versioned
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
 from llorch_serve.http.openapi import openapi
+from llorch_serve.http.operations import OPERATIONS
 from llorch_serve.http.page import PAGE_PATHS, page_file
 from llorch_serve.http.paths import nearest_path
 from llorch_serve.http.problems import HttpError, describe
@@ -35,6 +36,8 @@ from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_respo
 from llorch_serve.http.token_routes import detokenize, tokenize
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.observe.observer import Answered
+
+Endpoint = ASGIApp | Callable[[Request], Awaitable[Response]]
 
 OPEN_PATHS: Final = frozenset({"/health", "/openapi.json", *PAGE_PATHS})
 """Paths that need no token: they hold nothing of the model or its users."""
@@ -51,41 +54,54 @@ def make_app(
     status, jobs = StatusRoutes(service, exposition), JobDialect()
     responses = ResponseRoutes(KeptResponses(), unknown)
 
-    def generates(path: str, dialect: Dialect) -> Route:
-        return Route(path, GenerationRoute(service, dialect, path), methods=["POST"])
+    def generates(path: str, dialect: Dialect) -> ASGIApp:
+        return GenerationRoute(service, dialect, path)
 
-    def computes(path: str, computation: Computation) -> Route:
-        return Route(path, ComputedRoute(service, computation, path), methods=["POST"])
+    def computes(path: str, computation: Computation) -> ASGIApp:
+        return ComputedRoute(service, computation, path)
 
-    routes = [
-        generates("/v1/completions", completions_dialect(unknown)),
-        generates("/v1/chat/completions", chat_dialect(unknown)),
-        generates("/v1/responses", responses.dialect()),
-        computes("/v1/responses/input_tokens", responses.count),
-        Route("/v1/responses/{response_id}", responses.one, methods=["GET", "DELETE"]),
-        versioned(generates("/v1/messages", messages_dialect(unknown))),
-        versioned(computes("/v1/messages/count_tokens", counting(unknown))),
-        generates("/v1/score", score_dialect()),
-        generates("/v1/embeddings", embeddings_dialect(unknown)),
-        generates("/v1/rerank", rerank_dialect(unknown)),
-        computes("/tokenize", tokenize),
-        computes("/detokenize", detokenize),
-        generates("/v1/inference", jobs),
-        generates("/execute", jobs),
-        Route("/cancel", status.cancel, methods=["POST"]),
-        Route("/health", status.health),
-        Route("/load", status.load),
-        Route("/metrics", status.metrics),
-        Route("/openapi.json", openapi),
-        Route("/v1/models", status.models),
-        Route("/v1/models/{model_id:path}", status.model),
-        *(Route(path, page_file) for path in PAGE_PATHS),
-    ]
+    endpoints: dict[str, Callable[[str], Endpoint]] = {
+        "/v1/completions": lambda path: generates(path, completions_dialect(unknown)),
+        "/v1/chat/completions": lambda path: generates(path, chat_dialect(unknown)),
+        "/v1/responses": lambda path: generates(path, responses.dialect()),
+        "/v1/responses/input_tokens": lambda path: computes(path, responses.count),
+        "/v1/responses/{response_id}": lambda _: responses.one,
+        "/v1/messages": lambda path: versioned(generates(path, messages_dialect(unknown))),
+        "/v1/messages/count_tokens": lambda path: versioned(computes(path, counting(unknown))),
+        "/v1/score": lambda path: generates(path, score_dialect()),
+        "/v1/embeddings": lambda path: generates(path, embeddings_dialect(unknown)),
+        "/v1/rerank": lambda path: generates(path, rerank_dialect(unknown)),
+        "/tokenize": lambda path: computes(path, tokenize),
+        "/detokenize": lambda path: computes(path, detokenize),
+        "/v1/inference": lambda path: generates(path, jobs),
+        "/execute": lambda path: generates(path, jobs),
+        "/cancel": lambda _: status.cancel,
+        "/health": lambda _: status.health,
+        "/load": lambda _: status.load,
+        "/metrics": lambda _: status.metrics,
+        "/openapi.json": lambda _: openapi,
+        "/v1/models": lambda _: status.models,
+        "/v1/models/{model_id}": lambda _: status.model,
+    }
+    routes = _routes(endpoints | dict.fromkeys(PAGE_PATHS, lambda _: page_file))
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _refuse, LlorchError: _refuse, Exception: _refuse}
     )
     app.router.redirect_slashes = False  # clients of JSON do not send their body again
     return Guard(app, access, on_answered)
+
+
+def _routes(endpoints: Mapping[str, Callable[[str], Endpoint]]) -> list[Route]:
+    """Return a route for each path of the table of operations. endpoints: what answers each, of its path."""
+    methods: dict[str, list[str]] = {}
+    for operation in OPERATIONS:
+        methods.setdefault(operation.path, []).append(operation.method)
+    assert methods.keys() == endpoints.keys(), "every operation has an endpoint, and no other path is served"
+    return [
+        # A model's name may hold slashes.
+        Route(path.replace("{model_id}", "{model_id:path}"), endpoints[path](path), methods=allowed)
+        for path, allowed in methods.items()
+    ]
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -1,5 +1,5 @@
-"""Every operation of the HTTP front: what it takes and what it answers. /openapi.json is made of it, and the
-metrics' names of routes.
+"""Every operation of the HTTP front: what it takes and what it answers. The routes of ``app.py``,
+/openapi.json and the metrics' names of routes are made of it.
 
 Input: the structures that bodies are read as. A test holds this table to the routes that are served, and each
 operation's fields to those that its route reads.

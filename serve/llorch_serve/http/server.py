@@ -128,6 +128,10 @@ class HttpFront:
         """Answer with ``generator``."""
         self._desk.open(generator)
 
+    def set_answerable(self, answerable: bool) -> None:
+        """Refuse requests while no replica could answer them, and take them again."""
+        self._desk.set_answerable(answerable)
+
     def idle_s(self) -> float:
         """Return for how long no request has run, in seconds."""
         return self._desk.idle_s()

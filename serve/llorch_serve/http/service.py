@@ -104,9 +104,9 @@ class HttpService:
         """What is served; None until it is loaded."""
         return self._desk.info
 
-    def cancel(self, request_id: str, owner: str) -> None:
+    async def cancel(self, request_id: str, owner: str) -> None:
         """End a request that came over HTTP from the same caller, if it is live. Idempotent."""
-        self._desk.cancel((request_id,), owner)
+        await self._desk.cancel_everywhere((request_id,), owner)
 
     async def handle(self, exchange: Exchange, dialect: Dialect, route: str) -> None:
         """Answer one request from its body to its last byte."""

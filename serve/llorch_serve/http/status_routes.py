@@ -75,7 +75,7 @@ class StatusRoutes:
         exchange = Exchange(request.scope, request.receive, _unused)
         body = read_struct(await exchange.read_body(self._service.bodies), CancelBody, ignorable=False)
         check_job_id(body.job_id)
-        self._service.cancel(body.job_id, exchange.owner)
+        await self._service.cancel(body.job_id, exchange.owner)
         return json_response({"job_id": body.job_id, "status": "cancelling"}, 202)
 
     def _info(self) -> ModelInfo:

@@ -60,6 +60,12 @@ class Fronts:
             front.set_ready(generator)
         await self._server.set_ready(generator)
 
+    def set_answerable(self, answerable: bool) -> None:
+        """Refuse what is new while no replica could answer it, and take it again."""
+        self._server.set_answerable(answerable)
+        for front in self._fronts:
+            front.set_answerable(answerable)
+
     async def drain(self, forced: asyncio.Event) -> None:
         """Refuse what is new and let what runs finish within the drain timeout or until ``forced``; end the
         rest.

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
 
-from llorch_serve.calls.interfaces import ClosableGenerator, Companion, FrontFactory, ReadyWorker
+from llorch_serve.calls.interfaces import ClosableGenerator, Companion, FrontFactory, ReadyWorker, spread_of
 from llorch_serve.calls.waiting import first_of
 from llorch_serve.engine.load import WorkerState
 from llorch_serve.errors import EngineStoppedError, UnavailableError
@@ -63,6 +63,7 @@ async def serve(
             dead = _watch(generator)
             with _spared_from_collection():
                 await server.set_ready(generator)
+                _follow(generator, server)
                 if on_ready is not None:
                     on_ready(address)
                 worker = ReadyWorker(address, generator, server.load)
@@ -148,6 +149,17 @@ def _watch(generator: ClosableGenerator) -> asyncio.Future[EngineStoppedError]:
 
     generator.when_dead(tell)
     return dead
+
+
+def _follow(generator: ClosableGenerator, server: Fronts) -> None:
+    """Have the fronts take requests only while replicas are there, where it has any."""
+    loop, spread = asyncio.get_running_loop(), spread_of(generator)
+
+    def tell(answerable: bool) -> None:
+        loop.call_soon_threadsafe(server.set_answerable, answerable)
+
+    if spread is not None:
+        spread.when_answerable(tell)
 
 
 @contextmanager

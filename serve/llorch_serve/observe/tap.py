@@ -89,6 +89,11 @@ class ObservedGenerator:
         self._thread = threading.Thread(target=self._observe, name="llorch-observe", daemon=True)
         self._thread.start()
 
+    @property
+    def inner(self) -> ClosableGenerator:
+        """The generator that is observed."""
+        return self._inner
+
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         """Pass a request on; see :meth:`llorch_serve.requests.TextGenerator.submit`."""
         return self._pass_in(request, sink, lambda tap: self._inner.submit(request, tap))

@@ -50,6 +50,10 @@ class Health:
         if not self._ended:
             self._set(HealthCheckResponse.SERVING)
 
+    def pause(self) -> None:
+        """Say NOT_SERVING until :meth:`serve`."""
+        self._set(HealthCheckResponse.NOT_SERVING)
+
     def end(self) -> None:
         """Say NOT_SERVING for good."""
         self._ended = True

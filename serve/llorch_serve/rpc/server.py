@@ -132,6 +132,14 @@ class WorkerServer:
         self._status.set_ready(generator)
         self._health.serve()
 
+    def set_answerable(self, answerable: bool) -> None:
+        """Turn NOT_SERVING and refuse calls while no replica could answer them; serve them again."""
+        self._desk.set_answerable(answerable)
+        if answerable:
+            self._health.serve()
+        else:
+            self._health.pause()
+
     async def drain(self, forced: asyncio.Event) -> None:
         """Turn NOT_SERVING, refuse new calls, and let running ones finish within the drain timeout or until
         ``forced``.

@@ -175,7 +175,7 @@ class GenerationServicer:
         raw = await self._ids_to_abort.message(context)
         request_ids = convert.read_abort_request(parse(pb.AbortRequest, raw))
         owner = caller_of(context, by_token=self._by_token).owner
-        return pb.AbortResponse(request_ids=self._desk.cancel(request_ids, owner))
+        return pb.AbortResponse(request_ids=await self._desk.cancel_everywhere(request_ids, owner))
 
     async def _tokenize(self, context: Context) -> pb.TokenizeResponse:
         raw = await self._messages.message(context)

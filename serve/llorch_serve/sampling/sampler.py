@@ -42,6 +42,8 @@ class SamplingRow:
     constraint: the grammar that the answer is held to, if any.
     generated: tokens generated so far, and thereby the position of the next draw.
     told: the first of those, where the answer goes on from tokens of another process.
+    forced: what the first generated tokens are, whatever their logits: they have been told in another process
+        and are computed again.
     drawable: the ids that stand for a token of the tokenizer; no other is chosen. None: all do.
     """
 
@@ -52,6 +54,7 @@ class SamplingRow:
     generated: int = 0
     drawable: DrawableIds | None = None
     told: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
 
     @classmethod
     def begin(
@@ -107,6 +110,9 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
     # One by one, as a step of the model leaves nothing in the processor's caches: the second look at a row
     # then finds it there.
     for index, (values, row) in enumerate(zip(logits, rows, strict=True)):
+        if row.generated < len(row.forced):
+            chosen.append(row.forced[row.generated])
+            continue
         best = int(values.argmax())
         # argmax stops at the first NaN and +inf is a maximum, so that -inf alone needs a look of its own.
         if not (isfinite(values.item(best)) and isfinite(values.min())):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import typer
 
@@ -14,9 +14,11 @@ from llorch_serve.errors import UsageError
 from llorch_serve.loading.progress import LoadProgress, read_ahead
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.greeting import Welcome, is_wanted
-from llorch_serve.terminal.groups import composed, only
+from llorch_serve.terminal.groups import composed, given, only
 from llorch_serve.terminal.http_flags import HttpFlags
+from llorch_serve.terminal.replica_flags import ReplicaFlags, refuse_in_cluster
 from llorch_serve.terminal.security_flags import SecurityFlags, judge_exposure
+from llorch_serve.terminal.serve_replicas import beside, there
 from llorch_serve.terminal.serving_flags import (
     FrontFlags,
     ListenFlags,
@@ -33,18 +35,24 @@ from llorch_serve.terminal.session_flags import EngineFlags, HugePages, Provider
 from llorch_serve.terminal.target import ModelFlags, export_source, find_artifact, find_tokenizer
 
 if TYPE_CHECKING:
+    from llorch_serve.calls.interfaces import ClosableGenerator
     from llorch_serve.loading.worker import AnyWorker
     from llorch_serve.pool.reporter import PoolConfig
+    from llorch_serve.requests import ModelInfo
     from llorch_serve.rpc.server import ServerConfig
     from llorch_serve.terminal.serving_fronts import ServingFronts
+
+
+_SLOTS: Final = 8
 
 
 @composed
 def command(
     model: ModelFlags,
     listen: ListenFlags,
-    slots: Annotated[int, typer.Option(help="Sequences that run at once; others wait.")] = 8,
+    slots: Annotated[int, typer.Option(help="Sequences that run at once; others wait.")] = _SLOTS,
     *,
+    elsewhere: ReplicaFlags,
     session: SessionFlags,
     huge_pages: HugePages = None,
     engine: Annotated[
@@ -80,6 +88,10 @@ def command(
 
         llorch serve artifacts/smollm2 --http 8080
 
+        llorch serve artifacts/smollm2 --replicas 1:4 --threads 2
+
+        llorch serve --cluster 10.0.0.5:6379 --model smollm2 --http 8080
+
         LLORCH_API_TOKEN=... llorch serve artifacts/smollm2 --host 0.0.0.0 --tls-cert cert.pem --tls-key
         key.pem
 
@@ -93,13 +105,21 @@ def command(
         raise UsageError(f"--slots is {slots}; at least 1 is needed")
     log.set_up()
     interval = read_stream_interval(messages.stream_interval)
-    target = model.target()
-    folder, tokenizer = find_artifact(target), find_tokenizer()
-    config = engine.config(session.config(provider, slots=slots, huge_pages=huge_pages))
-    loading = _Loading(target, folder, name.add_to(queue.add_to(config)), tokenizer, model.verify_signature)
+    head = elsewhere.head()
+    loading: Loading
+    if head is None:
+        config = engine.config(session.config(provider, slots=slots, huge_pages=huge_pages))
+        loading = _here(model, name.add_to(config), elsewhere, queue, preload_only=preload_only)
+    else:
+        own = given(
+            huge_pages=huge_pages, preload_only=preload_only, slots=None if slots == _SLOTS else slots
+        )
+        kinds = (session, engine, provider, name, queue)
+        refuse_in_cluster(own, *(kind.given() for kind in kinds))
+        loading = there(head, model, resume_streams=elsewhere.resume_streams)
     if preload_only:
         worker = loading.load()
-        say(f"loaded {_describe(worker)}")
+        say(f"loaded {loading.describe()}")
         worker.close()
         return
     security = secrets.load()
@@ -128,9 +148,32 @@ def command(
     _run(loading, server, fronts, manager)
 
 
+class Loading(Protocol):
+    """The load of a model, here or elsewhere."""
+
+    @property
+    def progress(self) -> LoadProgress:
+        """How far it is."""
+
+    def prepare(self) -> None:
+        """Do what comes before anything listens."""
+
+    def load(self) -> ClosableGenerator:
+        """Make the model answer, on a thread of its own while the port already does."""
+
+    def info(self) -> ModelInfo:
+        """Describe what has been loaded."""
+
+    def describe(self) -> str:
+        """Say what has been loaded, in a phrase."""
+
+    def close(self) -> None:
+        """Free what the load has taken beside the model."""
+
+
 @dataclass(slots=True)
 class _Loading:
-    """The load of a model.
+    """The load of a model into this process.
 
     target: what was named. folder: its artifact, or None if it is a source. public_key: of who signed the
     folder, if that is to be checked. worker: what came of the load.
@@ -144,8 +187,11 @@ class _Loading:
     progress: LoadProgress = field(default_factory=LoadProgress)
     worker: AnyWorker | None = None
 
+    def prepare(self) -> None:
+        """Have nothing to do: the port is bound at once."""
+
     def load(self) -> AnyWorker:
-        """Load the model and warm it up, on a thread of its own while the port already answers."""
+        """Load the model and warm it up."""
         from llorch_serve.loading.models import load_model
         from llorch_serve.terminal.opening import check_signed, open_any
 
@@ -157,48 +203,78 @@ class _Loading:
         self.worker.warm_up()
         return self.worker
 
+    def info(self) -> ModelInfo:
+        """Describe the model."""
+        assert self.worker is not None
+        return self.worker.model_info()
 
-def _run(loading: _Loading, server: ServerConfig, fronts: ServingFronts, manager: PoolConfig | None) -> None:
+    def describe(self) -> str:
+        """Say what has been loaded, and what that takes."""
+        from llorch_serve.bench.resources import peak_rss_mib
+        from llorch_serve.foreign.model import UNSTATED
+
+        assert self.worker is not None
+        info = self.info()
+        made = info.kind if info.precision == UNSTATED else info.precision
+        room = f"with {info.slots} slots of {info.context_length} tokens"
+        if info.embedding_size:
+            room = f"embedding texts of up to {info.context_length} tokens"
+        return (
+            f"{info.model_id} ({self.worker.artifact.folder}, {made}) on {info.provider} {room}, "
+            f"{peak_rss_mib():.0f} MiB"
+        )
+
+    def close(self) -> None:
+        """Have nothing to free: the server closes the worker."""
+
+
+def _here(
+    model: ModelFlags,
+    config: EngineConfig,
+    elsewhere: ReplicaFlags,
+    queue: QueueFlags,
+    *,
+    preload_only: bool,
+) -> Loading:
+    """Return the load of a model into this process, or into replicas on this machine."""
+    target = model.target()
+    folder, tokenizer = find_artifact(target), find_tokenizer()
+    if elsewhere.replicas is None:
+        return _Loading(target, folder, queue.add_to(config), tokenizer, model.verify_signature)
+    if preload_only:
+        raise UsageError("--preload-only has no effect with --replicas; leave one of them out")
+    return beside(
+        target, folder, config, elsewhere, queue, signed=model.verify_signature, tokenizer=tokenizer
+    )
+
+
+def _run(loading: Loading, server: ServerConfig, fronts: ServingFronts, manager: PoolConfig | None) -> None:
     """Serve until the worker is told to stop; say where it listens, and when it is ready."""
     from llorch_serve.lifecycle.serving import serve
     from llorch_serve.pool.reporter import PoolReporter
 
     def say_ready(address: str) -> None:
-        assert loading.worker is not None
-        fronts.announce("worker.ready", address, f"serving {_describe(loading.worker)} at {address}")
+        fronts.announce("worker.ready", address, f"serving {loading.describe()} at {address}")
         if is_wanted():
-            info, url = loading.worker.model_info(), next(iter(fronts.urls), None)
+            info, url = loading.info(), next(iter(fronts.urls), None)
             asks_token, embeds = bool(server.security.tokens), info.embedding_size > 0
             for line in Welcome(address, url, info.has_chat_template, asks_token, embeds).lines():
                 say(line)
 
-    asyncio.run(
-        serve(
-            lambda: fronts.observe(loading.load()),
-            server,
-            progress=loading.progress,
-            fronts=fronts.fronts,
-            companions=()
-            if manager is None
-            else (PoolReporter(manager, http_url=lambda: next(iter(fronts.urls), None)),),
-            on_bound=lambda address: fronts.announce(
-                "worker.listen", address, f"listening at {address}, loading"
-            ),
-            on_ready=say_ready,
+    try:
+        loading.prepare()
+        asyncio.run(
+            serve(
+                lambda: fronts.observe(loading.load()),
+                server,
+                progress=loading.progress,
+                fronts=fronts.fronts,
+                companions=() if manager is None else (PoolReporter(manager),),
+                on_bound=lambda address: fronts.announce(
+                    "worker.listen", address, f"listening at {address}, loading"
+                ),
+                on_ready=say_ready,
+            )
         )
-    )
-
-
-def _describe(worker: AnyWorker) -> str:
-    from llorch_serve.bench.resources import peak_rss_mib
-    from llorch_serve.foreign.model import UNSTATED
-
-    info = worker.model_info()
-    made = info.kind if info.precision == UNSTATED else info.precision
-    room = f"with {info.slots} slots of {info.context_length} tokens"
-    if info.embedding_size:
-        room = f"embedding texts of up to {info.context_length} tokens"
-    return (
-        f"{info.model_id} ({worker.artifact.folder}, {made}) on {info.provider} {room}, "
-        f"{peak_rss_mib():.0f} MiB"
-    )
+    finally:
+        loading.close()

@@ -39,7 +39,8 @@ class Answer:
     opening: text that comes before its own.
     tells_logprobs: whether its tokens' log-probabilities are told, where they are known.
     parser: tells calls and thoughts from its text; None: it is text and nothing else.
-    generated: its tokens so far. told: of those, the ones of another process.
+    generated: its tokens so far. told: of those, the ones of another process, which count to the prompt here.
+    skipped: how many of its first tokens have been told in another process, though they are computed here.
     scored, logprob: tokens whose log-probabilities are known so far, a stop token included, and the sum of
         those.
     begun, ended: its first update has been told, and its last one.
@@ -54,17 +55,21 @@ class Answer:
     parser: AnswerParser | None = None
     generated: int = field(default=0, init=False)
     told: int = field(default=0, init=False)
+    skipped: int = field(default=0, init=False)
     scored: int = field(default=0, init=False)
     logprob: float = field(default=0.0, init=False)
     begun: bool = field(default=False, init=False)
     ended: bool = field(default=False, init=False)
 
-    def go_on(self, told: tuple[int, ...] | None) -> None:
-        """Begin behind tokens that have been told of it in another process; None: it has ended there."""
-        self.ended = told is None
-        for token_id in told or ():
+    def go_on(self, told: tuple[int, ...]) -> None:
+        """Begin behind tokens that have been told of it in another process."""
+        for token_id in told:
             self.translate(TokenEvent(self.sequence, token_id), 1)
-        self.told = len(told or ())
+        self.told = len(told)
+
+    def tells(self, update: GenerationUpdate) -> bool:
+        """Return whether its newest update has not been told in another process."""
+        return update.completion is not None or self.generated > self.skipped
 
     def translate(self, event: TokenEvent, open_answers: int) -> tuple[GenerationUpdate, bool]:
         """Return the update of one event, and whether the text ended the answer: a stop string, or the only
@@ -184,7 +189,9 @@ class Answers:
         try:
             update, stopped = answer.translate(event, self.open)
             self.open = update.open_answers
-            return [update] if self.best is None else self._hold(update, self.best), stopped
+            if self.best is not None:
+                return self._hold(update, self.best), stopped
+            return [update] if answer.tells(update) else [], stopped
         except Exception as error:  # noqa: BLE001 - tokenizer or memory: told to the caller, and logged there
             return self._fail(error, index), False
 

@@ -83,6 +83,7 @@ class Intake:
         self._able = able
         # Copying a slot's beginning needs what reusing it needs.
         self._shares_prompts = able.prefix_reuse
+        self._goes_on_exactly = able.batch_invariant and not lookup
         self._scored_rows = most_rows(self._manifest.model.vocab_size) if able.chunked_prefill else None
 
     def generation(self, request: GenerationRequest, sink: UpdateSink) -> Answers:
@@ -128,34 +129,14 @@ class Intake:
         index: int,
     ) -> Answer:
         """Return one of a request's answers, with a sequence of its own."""
-        sampling, asked = request.sampling, request.answers
-        ids, limits = prompt.token_ids, prompt.limits
+        sampling, form = request.sampling, prompt.form
         told = prompt.told[index] if prompt.told else ()
-        known = ids + (told or ())
-        # What ranks the answers is the log-probability of their tokens, whether or not it is told.
-        ranking = None if asked.best_of is None else 0
-        scored = asked.prompt_logprobs if index == 0 and not told else None  # once, with the first answer
-        sequence = Sequence(
-            request_id=request.request_id,
-            token_ids=list(known),
-            prompt_length=len(known),
-            limits=replace(limits, max_new_tokens=limits.max_new_tokens - len(known) + len(ids)),
-            sampling=SamplingRow.begin(
-                resolved,
-                prompt_ids=ids,
-                stop_ids=limits.stop_ids,
-                drawable=self._drawable,
-                told=told or (),
-            ),
-            index=index,
-            ownership=self._ownership(request),
-            lookup=PromptLookup(known, max_draft=self._lookup) if self._lookup else None,
-            logprobs=ranking if sampling.logprobs is None else sampling.logprobs,
-            shared=shared,
-            prompt_scores=None if scored is None else PromptScores(ids, 1, scored, self._scored_rows),
-            times=Times(submitted_at=time.perf_counter()),
-        )
-        thought = self._prompts.thought(request.prompt, prompt.text, held=prompt.form is not None)
+        # Computed as they were the first time where that gives the same bits, else at once with the prompt.
+        forced = (told or ()) if self._goes_on_exactly else ()
+        known = () if self._goes_on_exactly else (told or ())
+        sequence = self._sequence(request, prompt, resolved, index, forced=forced, known=known)
+        sequence.shared = shared
+        thought = self._prompts.thought(request.prompt, prompt.text, held=form is not None)
         stream = TextStream(
             self._tokenizer,
             sampling.stop,
@@ -168,14 +149,52 @@ class Intake:
             stream,
             self._tokenizer,
             resolved.seed,
-            opening=prompt.text if asked.echo else "",
+            opening=prompt.text if request.answers.echo else "",
             tells_logprobs=sampling.logprobs is not None,
             parser=self._prompts.parser(
-                request.prompt, prompt.text, key=f"{request.request_id}:{index}", form=prompt.form
+                request.prompt, prompt.text, key=f"{request.request_id}:{index}", form=form
             ),
         )
-        answer.go_on(told)
+        answer.ended = told is None
+        answer.skipped = len(forced)
+        answer.go_on(known)
         return answer
+
+    def _sequence(
+        self,
+        request: GenerationRequest,
+        prompt: _EncodedPrompt,
+        resolved: ResolvedSampling,
+        index: int,
+        *,
+        forced: tuple[int, ...],
+        known: tuple[int, ...],
+    ) -> Sequence:
+        """Return the sequence of an answer. forced, known: its first tokens, which are computed again, or
+        with the prompt.
+        """
+        asked, ids, limits = request.answers, prompt.token_ids, prompt.limits
+        # What ranks the answers is the log-probability of their tokens, whether or not it is told.
+        ranking = None if asked.best_of is None else 0
+        scored = asked.prompt_logprobs if index == 0 and not known else None  # once, with the first answer
+        row = SamplingRow.begin(
+            resolved, prompt_ids=ids, stop_ids=limits.stop_ids, drawable=self._drawable, told=known
+        )
+        row.forced = forced
+        logprobs = request.sampling.logprobs
+        return Sequence(
+            request_id=request.request_id,
+            token_ids=[*ids, *known],
+            prompt_length=len(ids) + len(known),
+            limits=replace(limits, max_new_tokens=limits.max_new_tokens - len(known)),
+            sampling=row,
+            index=index,
+            ownership=self._ownership(request),
+            lookup=PromptLookup(ids + known, max_draft=self._lookup) if self._lookup else None,
+            logprobs=ranking if logprobs is None else logprobs,
+            prompt_scores=None if scored is None else PromptScores(ids, 1, scored, self._scored_rows),
+            times=Times(submitted_at=time.perf_counter()),
+        )
 
     def score(self, request: ScoreRequest, sink: UpdateSink) -> Scores:
         """Return the scores of a request's continuations, all of them still to be found.

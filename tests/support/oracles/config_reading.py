@@ -98,8 +98,9 @@ def _plain(found: LlamaConfig, expected: Any) -> dict[str, tuple[object, object]
     if kind.startswith("cohere"):
         pairs["logits_scaling"] = (found.logits_scaling, 1 / expected.logit_scale)
     pairs["activation"] = (found.form.activation, ACTIVATIONS[getattr(expected, family.activation_key)])
-    caps = ("attn_logit_softcapping", "final_logit_softcapping")
-    theirs = tuple(getattr(expected, cap, None) for cap in caps)
+    # Gemma3Attention keeps the cap of scores and gives it to none of its kernels.
+    scores = None if kind == "gemma3_text" else getattr(expected, "attn_logit_softcapping", None)
+    theirs = (scores, getattr(expected, "final_logit_softcapping", None))
     pairs["caps"] = ((found.form.attention_softcap, found.form.logits_softcap), theirs)
     own = found.head_dim**-0.5 if found.attention_multiplier is None else found.attention_multiplier
     scalar = getattr(expected, "query_pre_attn_scalar", pairs["head_dim"][1])

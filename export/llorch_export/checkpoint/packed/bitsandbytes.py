@@ -102,7 +102,9 @@ def _nibbles(module: PackedModule, table: str) -> PackedMatrix:
         read=lambda start, stop: matrix.codes(start, stop, group),
         rounding=approximate.rounding,
         levels=Levels(approximate.values, approximate.codes),
-        scale_table=_scale_table(nested, approximate.step) if columns % state.block == 0 else None,
+        scale_table=_scale_table(module, nested, state.block, approximate.step)
+        if columns % state.block == 0
+        else None,
     )
     return PackedMatrix(f"{form}, their scales in 8 bits" if state.nested else form, matrix.values, codes)
 
@@ -123,14 +125,23 @@ def _blocks(module: PackedModule, state: QuantState) -> int:
     return -(-math.prod(module.shape) // state.block)
 
 
-def _scale_table(nested: NestedScales | None, step: float) -> ScaleTable | None:
-    """Return the factors times ``step`` as the bytes that they are stored as; None: they are whole."""
+def _scale_table(
+    module: PackedModule, nested: NestedScales | None, block: int, step: float
+) -> ScaleTable | None:
+    """Return the factors of ``block`` weights each, times ``step``, as the bytes that they are stored as;
+    None: they are whole.
+    """
     if nested is None:
         return None
     factors = nested.factors * np.float32(step)
     if not (np.isfinite(factors) & (factors != 0)).all():
         return None
-    return ScaleTable(lambda: nested.table, factors, nested.nested.block, nested.nested.offset * step)
+    place, groups = module.part("weight.absmax"), module.shape[1] // block
+
+    def read(start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return place.rows(start * groups, stop * groups).view(np.uint8).reshape(-1, groups)
+
+    return ScaleTable(lambda: nested.table, read, factors, nested.nested.block, nested.nested.offset * step)
 
 
 def _scale_reader(

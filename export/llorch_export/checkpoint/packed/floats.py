@@ -100,7 +100,7 @@ def float4_matrix(module: PackedModule, scheme: CompressedScheme) -> PackedMatri
 
 def mxfp4(weights: StoredArray, grid: Grid, scales: StoredArray) -> PackedMatrix:
     """Return two of E2M1 in a byte, [out, in / 2], times powers of two that are stored by their exponents."""
-    return _float4(weights, grid, powers(grid, scales), _all_powers, "MXFP4", "bfloat16")
+    return _float4(weights, grid, scales, powers(grid, scales), _all_powers, "MXFP4", "bfloat16")
 
 
 def nvfp4(
@@ -131,12 +131,13 @@ def nvfp4(
         found = applied(finite_values(scales.dtype))
         return np.where(np.isfinite(found), found, np.float32(0))
 
-    return _float4(weights, grid, read, every_scale, "NVFP4", "float32")
+    return _float4(weights, grid, scales, read, every_scale, "NVFP4", "float32")
 
 
 def _float4(
     weights: StoredArray,
     grid: Grid,
+    stored: StoredArray,
     scales: Callable[[int, int], Floats],
     every_scale: Callable[[], Floats],
     name: str,
@@ -144,8 +145,8 @@ def _float4(
 ) -> PackedMatrix:
     """Return two of E2M1 in a byte, [out, in / 2], times ``scales``, which reads those of some outputs.
 
-    every_scale: gives those of the 256 bytes. name: of the format. kind: the narrowest type that holds all
-        scales.
+    stored: their bytes. every_scale: gives those of the 256 bytes. name: of the format. kind: the narrowest
+        type that holds all scales.
     """
     matrix = _Float4(weights, scales, grid.shape[1])
     codes = Codes(
@@ -156,7 +157,10 @@ def _float4(
         scale_type=kind,
         read=matrix.read,
         levels=_LEVELS,
-        scale_table=ScaleTable(lambda: every_scale() * np.float32(0.5)),
+        scale_table=ScaleTable(
+            lambda: every_scale() * np.float32(0.5),
+            lambda start, stop: np.ascontiguousarray(grid.read(stored, start, stop)).view(np.uint8),
+        ),
     )
     return from_codes(f"{name}, 4 bits of floating point, {_said(grid)}", codes)
 

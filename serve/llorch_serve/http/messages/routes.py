@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llorch_serve.calls.callers import Caller
 from llorch_serve.http.exchange import Exchange
@@ -30,9 +29,8 @@ VERSIONS: Final = ("2026-10-21", "2023-06-01")
 """
 
 
-def versioned(route: Route) -> Route:
-    """Return the same route, for requests for a version of the API that is served here."""
-    inner = route.endpoint
+def versioned(inner: ASGIApp) -> ASGIApp:
+    """Return the same endpoint, for requests for a version of the API that is served here."""
 
     class Versioned:
         """Passes requests on. Raises HttpError for another version."""
@@ -45,7 +43,7 @@ def versioned(route: Route) -> Route:
                 raise HttpError(400, "unsupported_version", found)
             await inner(scope, receive, send)
 
-    return Route(route.path, Versioned(), methods=["POST"])
+    return Versioned()
 
 
 def messages_dialect(unknown: UnknownFields) -> TranslatedDialect:

@@ -1,0 +1,77 @@
+"""Whether replicas of a model are there, and how busy they are: looked at again and again.
+
+Input: what the replicas say. Output: their totals, for ``GetLoad`` and /metrics; word to the front's health
+when none is there any more, and when one is again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from llorch_serve.cluster.interfaces import Replicas
+from llorch_serve.cluster.totals import Tally, Totals
+
+LOAD_INTERVAL_S: Final = 1.0  # between two looks
+LOOKED_AT: Final = 50  # replicas in an interval; of more each is asked more seldom, or asking takes a core
+ABSENT_S: Final = 2.0
+"""After which a front without a replica says that it does not serve."""
+
+WAIT_S: Final = 30.0
+"""After which requests that wait for one end: a replica that is replaced is back long before."""
+
+logger = logging.getLogger(__name__)
+
+
+class Presence:
+    """Used on the replicas' loop, but for the totals, and for :meth:`when_answerable`.
+
+    fingerprint: of the model. give_up: called again and again while none is there for WAIT_S and longer.
+    """
+
+    def __init__(
+        self, replicas: Replicas, fingerprint: str, give_up: Callable[[], None], interval_s: float
+    ) -> None:
+        self._replicas = replicas
+        self._give_up = give_up
+        self._interval_s = interval_s
+        self._tally = Tally(fingerprint)
+        self._answerable = True
+        self._listeners: list[Callable[[bool], None]] = []
+        self.totals: Totals = self._tally.look(())
+
+    def when_answerable(self, tell: Callable[[bool], None]) -> None:
+        """Have ``tell`` called, on the loop, whenever the last replica has gone or a first one has come."""
+        self._listeners.append(tell)
+
+    async def look(self) -> None:
+        """Look once."""
+        try:
+            self.totals = self._tally.look(await self._replicas.loads())
+        except Exception:  # shown as it was until the next look
+            logger.exception("the replicas did not say how busy they are")
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        now = asyncio.get_running_loop().time
+        seen_s = now()
+        while True:
+            await self.look()
+            if self.totals.replicas:
+                seen_s = now()
+            absent_s = now() - seen_s
+            self._tell(absent_s < ABSENT_S)
+            if absent_s >= WAIT_S:
+                self._give_up()
+            asked = max(1.0, len(self.totals.replicas) / LOOKED_AT)
+            await asyncio.sleep(self._interval_s * asked)
+
+    def _tell(self, answerable: bool) -> None:
+        if answerable == self._answerable:
+            return
+        self._answerable = answerable
+        logger.warning("a replica is there again" if answerable else "no replica is there")
+        for tell in self._listeners:
+            tell(answerable)
