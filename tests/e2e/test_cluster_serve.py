@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -67,6 +69,41 @@ def test_what_names_no_model_of_the_cluster_is_refused(deployed):
     outcome = llorch("serve", "--cluster", deployed, "--model", "short", "--port", "0")
     assert outcome.code == 2
     assert "error: --model is 'short', and the cluster has long" in outcome.stderr
+
+
+@pytest.mark.slow
+def test_a_rolling_update_under_load_fails_no_request_of_a_front(cluster, long, tmp_path):
+    there = ("--address", cluster.address)
+    file = tmp_path / "cluster.toml"
+    before = TABLE.format(name="rolled", folder=long, replicas=1)
+    file.write_text(before)
+    assert llorch_here("cluster", "deploy", file, *there).code == 0
+    with (
+        serving("--cluster", cluster.address, "--model", "rolled") as front,
+        WorkerClient(front.address) as client,
+    ):
+        ended = threading.Event()
+        counts = [0, 0, 0]
+        with ThreadPoolExecutor(3) as pool:
+
+            def ask(number: int, tokens: int) -> None:
+                while not ended.is_set():
+                    [answer] = client.complete(asked(tokens, f"r{number}-{counts[number]}"))
+                    assert len(answer.token_ids) == tokens
+                    counts[number] += 1
+
+            asking = [pool.submit(ask, number, tokens) for number, tokens in enumerate((2, 200, 3000))]
+            try:
+                file.write_text(before.replace("slots = 2", "slots = 3"))
+                outcome = llorch_here("cluster", "deploy", file, *there, "--json")
+                [model] = outcome.document()["models"]
+            finally:
+                ended.set()
+        for one in asking:
+            one.result()
+        assert min(counts) > 0
+        assert (model["slots"], model["running"]) == (3, 1)
+    assert llorch_here("cluster", "delete", "rolled", *there).code == 0
 
 
 @pytest.mark.slow
