@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import grpc
@@ -11,12 +12,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llorch_serve.calls.interfaces import spread_of
 from llorch_serve.cluster import presence
+from llorch_serve.cluster.interfaces import ReplicaLoad
 from llorch_serve.errors import UnavailableError
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.rpc import worker_pb2 as pb
-from support.fakes.generator import PATIENCE_S, FakeGenerator
+from support.fakes.generator import LOAD, PATIENCE_S, FakeGenerator
 from support.fakes.replicas import FakeReplicas, replica_of, routed
+from support.fakes.virtual_time import run_virtually
 from support.harness.rpc import open_stub, running_server
 from support.harness.worker import Sink
 
@@ -120,3 +123,28 @@ def test_a_replica_of_another_model_is_none(front):
     sink = Sink()
     front.submit(GenerationRequest("r", TextPrompt("a")), sink)
     assert type(sink.answers("r")["r"].error) is UnavailableError
+
+
+class Many:
+    """Replicas that only say how busy they are."""
+
+    def __init__(self, count):
+        self.looks = 0
+        self._said = [ReplicaLoad(f"r{number}", "f", LOAD) for number in range(count)]
+
+    async def loads(self):
+        self.looks += 1
+        return self._said
+
+
+@pytest.mark.parametrize(("count", "looks"), [(0, 11), (50, 11), (250, 3)])
+def test_many_replicas_are_asked_more_seldom(count, looks):
+    replicas = Many(count)
+
+    async def watch_for_ten_seconds():
+        looking = presence.Presence(replicas, "f", lambda: None, 1.0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(looking.watch(), 10.5)
+
+    run_virtually(lambda _: watch_for_ten_seconds())
+    assert replicas.looks == looks

@@ -25,14 +25,12 @@ def pin_process(count: int) -> frozenset[int] | None:
 
     Returns them; None where too few are free, or the system cannot do so: threads then run anywhere.
     """
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    taken = take_cores(count, sorted(os.sched_getaffinity(0)), lock_folder(), where=core_place)
-    if taken is None:
-        return None
-    for thread in _threads():
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(thread, taken)
+    taken: frozenset[int] | None = None
+    if sys.platform == "linux":
+        taken = take_cores(count, sorted(os.sched_getaffinity(0)), lock_folder(), where=core_place)
+        for thread in _threads() if taken is not None else ():
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(thread, taken or ())
     return taken
 
 
@@ -86,27 +84,35 @@ def core_place(core: int) -> tuple[int, int]:
 
 def lock_folder() -> Path:
     """Return the folder of this user's locks. Raises ResourceError where its name is somebody else's."""
-    folder = Path(tempfile.gettempdir()) / f"llorch-cores-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"llorch-cores-{_user()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    if folder.is_symlink() or found.st_uid != os.getuid():
+    if folder.is_symlink() or found.st_uid != _user():
         raise ResourceError(
             f"{folder} is not this user's folder, which replicas take their cores by; move it away"
         )
     return folder
 
 
+def _user() -> int:
+    user = 0  # as Windows tells of every file
+    if sys.platform != "win32":
+        user = os.getuid()
+    return user
+
+
 def _lock(path: Path) -> int | None:
     """Return the handle of a file that is locked now; None where another process has it."""
-    assert sys.platform != "win32"
-    import fcntl
+    handle: int | None = None
+    if sys.platform != "win32":
+        import fcntl
 
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            handle = None
     return handle
 
 

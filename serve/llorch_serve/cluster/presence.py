@@ -15,6 +15,7 @@ from llorch_serve.cluster.interfaces import Replicas
 from llorch_serve.cluster.totals import Tally, Totals
 
 LOAD_INTERVAL_S: Final = 1.0  # between two looks
+LOOKED_AT: Final = 50  # replicas in an interval; of more each is asked more seldom, or asking takes a core
 ABSENT_S: Final = 2.0
 """After which a front without a replica says that it does not serve."""
 
@@ -64,7 +65,8 @@ class Presence:
             self._tell(absent_s < ABSENT_S)
             if absent_s >= WAIT_S:
                 self._give_up()
-            await asyncio.sleep(self._interval_s)
+            asked = max(1.0, len(self.totals.replicas) / LOOKED_AT)
+            await asyncio.sleep(self._interval_s * asked)
 
     def _tell(self, answerable: bool) -> None:
         if answerable == self._answerable:
