@@ -35,7 +35,10 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
     ProviderError for a version of it that was not tested, and WorkerError where Ray refuses.
     """
     check_version()
-    check_head(head, find_token(os.environ, Path.home()), note)
+    token = find_token(os.environ, Path.home())
+    check_head(head, token, note)
+    if token is not None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # or Ray might keep it to itself
     # Without a head this process is to say so and end in order, before Ray ends it at once.
     os.environ.setdefault(_PATIENCE, "3600")
     import ray

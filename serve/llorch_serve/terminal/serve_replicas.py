@@ -128,7 +128,8 @@ def there(head: HeadAddress, model: ModelFlags, *, resume_streams: bool) -> Else
 
     if model.model_dir is not None:
         raise UsageError(
-            f"DIR is {model.model_dir}, and --cluster serves what was deployed there; leave DIR out"
+            f"DIR is {model.model_dir}, and --cluster serves what was deployed there; leave DIR out, or "
+            "unset LLORCH_CLUSTER"
         )
     if model.verify_signature is not None:
         raise UsageError("--verify-signature has no effect with --cluster, whose replicas load the model")
