@@ -208,6 +208,31 @@ def test_a_dead_engine_is_a_lost_replica(workers):
         generator.close()
 
 
+def test_what_fails_as_it_is_aborted_is_aborted():
+    generator = FakeGenerator(free_running=False)
+    replicas, sink = replicas_of(generator), Sink()
+    front = routed(generator, replicas=replicas)
+
+    async def failing(kind, raw, *, hint):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise BackPressureError("Ray's words")
+        yield b""
+
+    replicas.call = failing
+    try:
+        front.submit(request("r", TextPrompt("a")), sink)()
+        front.submit(request("s", TextPrompt("a")), sink)
+        front._loop.run(asyncio.sleep(0))
+        front._loop.call_soon(front._calls.find("s").cancel)
+        found = sink.answers("r", "s")
+        assert {answer.completion.reason.value for answer in found.values()} == {"cancelled"}
+    finally:
+        front.close()
+        generator.close()
+
+
 def test_a_replica_that_is_told_to_end_is_a_lost_one():
     generator = FakeGenerator(free_running=False)
     replicas, sink = replicas_of(generator), Sink()

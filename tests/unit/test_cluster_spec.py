@@ -62,8 +62,6 @@ def test_every_key_has_its_effect():
         ep_library = "/lib/ep.so"
         allow_cpu_nodes = true
         prefix_cache = false
-        strict_reuse = true
-        lookup = 3
         cache_sharing = "client"
         tool_format = "hermes"
         reasoning_format = "none"
@@ -89,13 +87,16 @@ def test_every_key_has_its_effect():
         ),
         prefix_cache=False,
         cache_sharing=CacheSharing.CLIENT,
-        strict_reuse=True,
-        lookup=3,
         tool_format="hermes",
         reasoning_format="none",
         rank_format="qwen3",
         served_names=("gpt", "b"),
     )
+
+
+def test_reuse_and_guesses_are_the_engines():
+    engine = parsed(f"{SMALL}cores = 1\nstrict_reuse = true\nlookup = 3").settings.engine
+    assert (engine.strict_reuse, engine.lookup) == (True, 3)
 
 
 def test_a_replica_on_a_gpu_has_two_cores_unless_it_says_otherwise():
@@ -201,6 +202,11 @@ MODEL = "[models.m]\n" + SMALL
         (
             f"{MODEL}cores = 1\nprovider = 'cuda'",
             "Ray hides GPUs from a replica that asks for none; give gpus = 1",
+        ),
+        (f"{MODEL}cores = 1\nbatch_invariant = true\nlookup = 2", "batch_invariant does not go with lookup"),
+        (
+            f"{MODEL}cores = 1\nstrict_reuse = true\nprefix_cache = false",
+            "strict_reuse has no effect without",
         ),
         (f"{MODEL}gpus = 1", "models.m.gpus has no effect on the CPU"),
         (f"{MODEL}gpus = 2\nprovider = 'cuda'", "models.m.gpus is 2; each replica holds a whole model"),

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from llorch_serve.calls.front_desk import FAREWELL_S
+from llorch_serve.cluster.spec_file import load_spec
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.rpc import SERVICE_NAME
 from llorch_serve.rpc.server import _LAST_CALLS_S
@@ -132,7 +133,7 @@ def test_the_unit_runs_without_rights():
     )
 
 
-@pytest.mark.parametrize("variant", ["cpu", "cuda"])
+@pytest.mark.parametrize("variant", ["cpu", "cuda", "ray"])
 def test_images_run_the_worker_as_nobody(variant):
     found = dict(stage(variant))  # of several, the last one
     assert found["USER"] == "10001:10001"
@@ -142,7 +143,7 @@ def test_images_run_the_worker_as_nobody(variant):
     assert copied == f"--from=build-{variant} /opt/llorch /opt/llorch"
     installed = dict(stage(f"build-{variant}"))["RUN"]
     extras = re.search(r"\.\[([a-z,]+)\]", installed).group(1).split(",")
-    assert variant in extras
+    assert {"cuda": "cuda", "ray": "ray"}.get(variant, "cpu") in extras
     assert set(extras) <= set(PROJECT["project"]["optional-dependencies"])
 
 
@@ -206,3 +207,68 @@ def test_the_service_finds_the_pods_and_their_ports():
     ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
     assert {port["targetPort"]: port["port"] for port in SERVICE["spec"]["ports"]} == ports
     assert ports["http"] == int(CONTAINER["args"][-1].rpartition(":")[2])
+
+
+[CLUSTER] = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
+FRONTS, FRONTS_SERVICE, SCALER = yaml.safe_load_all((DEPLOY / "fronts.yaml").read_text())
+FRONT_POD = FRONTS["spec"]["template"]["spec"]
+[FRONT] = FRONT_POD["containers"]
+[MODEL] = load_spec(DEPLOY / "cluster.toml")
+IMAGE = f"llorch:{PROJECT['project']['version']}-ray"
+
+
+def test_fronts_have_the_flags_of_serve_and_join_the_head_of_the_cluster(got):
+    script, _, *flags = FRONT["args"]
+    assert FRONT["command"] == ["/bin/sh", "-c"]
+    outcome = llorch_here("serve", *flags)
+    assert outcome.code == 0, outcome
+    head = f"{CLUSTER['metadata']['name']}-head-svc:6379"
+    assert (got["cluster"], got["model"]) == (head, MODEL.name)
+    assert f"ray start --address {head} --num-cpus 0 " in script
+    assert script.endswith('&& exec llorch serve "$@"')
+    pause = FRONT["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert FRONT_POD["terminationGracePeriodSeconds"] >= pause + got["drain_timeout"] + ENDING_S
+    ports = {port["name"]: port["containerPort"] for port in FRONT["ports"]}
+    assert {port["targetPort"]: port["port"] for port in FRONTS_SERVICE["spec"]["ports"]} == ports
+    assert ports["http"] == int(got["http"].rpartition(":")[2])
+    assert SCALER["spec"]["scaleTargetRef"]["name"] == FRONTS["metadata"]["name"]
+    assert FRONTS_SERVICE["spec"]["selector"] == FRONTS["spec"]["selector"]["matchLabels"]
+
+
+def test_all_of_a_cluster_have_one_image_release_and_token():
+    nodes = [CLUSTER["spec"]["headGroupSpec"], *CLUSTER["spec"]["workerGroupSpecs"]]
+    containers = [one for node in nodes for one in node["template"]["spec"]["containers"]]
+    assert {one["image"] for one in [*containers, FRONT]} == {IMAGE}
+    pins = (REPOSITORY / "ci" / "constraints.txt").read_text().splitlines()
+    assert f"ray=={CLUSTER['spec']['rayVersion']}" in pins
+    auth = CLUSTER["spec"]["authOptions"]
+    assert auth["mode"] == "token"
+    variables = {one["name"]: one for one in FRONT["env"]}
+    assert variables["RAY_AUTH_MODE"]["value"] == "token"
+    assert variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == {
+        "name": auth["secretName"],
+        "key": "auth_token",
+    }
+    assert CLUSTER["spec"]["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+
+
+def test_a_node_has_what_a_replica_of_the_example_takes_and_the_time_to_end_it():
+    [group] = CLUSTER["spec"]["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    [container] = pod["containers"]
+    assert int(container["resources"]["requests"]["cpu"]) == MODEL.settings.cores
+    assert (group["minReplicas"], group["maxReplicas"]) == (MODEL.replicas.least, MODEL.replicas.most)
+    assert pod["terminationGracePeriodSeconds"] > MODEL.drain_s
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert MODEL.settings.artifact in mounts
+    assert MODEL.settings.artifact in {mount["mountPath"] for mount in FRONT["volumeMounts"]}
+
+
+def test_keda_scales_the_workers_by_metrics_that_they_have():
+    [scaled] = yaml.safe_load_all((DEPLOY / "keda.yaml").read_text())
+    assert scaled["spec"]["scaleTargetRef"]["name"] == DEPLOYMENT["metadata"]["name"]
+    [trigger] = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == pod_variables()["LLORCH_SLOTS"]
+    meters = (REPOSITORY / "serve/llorch_serve/observe/meters.py").read_text()
+    assert re.search(r"llorch:num_requests_\(running\|waiting\)", trigger["metadata"]["query"])
+    assert {"num_requests_running", "num_requests_waiting"} <= set(re.findall(r"num_requests_\w+", meters))

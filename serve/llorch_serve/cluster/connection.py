@@ -22,6 +22,7 @@ from llorch_serve.errors import ProviderError, WorkerError
 
 VERSIONS: Final = ("2.60.",)
 """Releases of Ray that this was tested with. Older ones took unauthenticated pickle between replicas."""
+_PATIENCE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
 STORE_BYTES: Final = 80 * 2**20  # Ray's least; nothing of llorch's lies in the store of objects
 
 
@@ -34,7 +35,12 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
     ProviderError for a version of it that was not tested, and WorkerError where Ray refuses.
     """
     check_version()
-    check_head(head, find_token(os.environ, Path.home()), note)
+    token = find_token(os.environ, Path.home())
+    check_head(head, token, note)
+    if token is not None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # or Ray might keep it to itself
+    # Without a head this process is to say so and end in order, before Ray ends it at once.
+    os.environ.setdefault(_PATIENCE, "3600")
     import ray
     import ray.serve  # what is missing of it is told before anything is joined
 
@@ -110,6 +116,14 @@ def _quiet() -> None:
     import ray.serve  # noqa: F401 - which sets its logger up
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+
+def head_of_this() -> HeadAddress:
+    """Return the head of the cluster that this process has joined."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return HeadAddress(host, int(port))
 
 
 def check_version() -> None:

@@ -97,7 +97,7 @@ def check_head(head: HeadAddress, token: str | None, note: Callable[[str], None]
     if not head.is_loopback and token is None:
         raise UsageError(f"{head} is beyond this machine's loopback, and there is no token for it; {_HOW}")
     _check_listens(head)
-    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+    if _uses_tls():
         return  # it asks for a certificate, which Ray shows
     stranger = _ask(head, None)
     if stranger is Answer.ASKS_TOKEN:
@@ -116,6 +116,19 @@ def check_head(head: HeadAddress, token: str | None, note: Callable[[str], None]
     if not head.is_loopback:
         raise UsageError(f"{open_to_all}; {_HOW}")
     note(f"{open_to_all}, from other machines too, as Ray listens on every address; {_HOW}")
+
+
+def is_alive(head: HeadAddress) -> bool:
+    """Tell whether a head answers there, were it only to refuse. Takes seconds where none does."""
+    try:
+        _check_listens(head)
+    except WorkerError:
+        return False
+    return _uses_tls() or _ask(head, find_token(os.environ, Path.home())) is not Answer.OTHER
+
+
+def _uses_tls() -> bool:
+    return os.environ.get("RAY_USE_TLS", "0") not in ("", "0")
 
 
 def _check_listens(head: HeadAddress) -> None:
@@ -139,14 +152,3 @@ def _ask(head: HeadAddress, token: str | None) -> Answer:
             refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
             return Answer.ASKS_TOKEN if refused else Answer.OTHER
     return Answer.ALIVE
-
-
-def answers(head: HeadAddress, token: str | None) -> bool:
-    """Return whether the head answers, for those who have joined its cluster. Takes PROBE_S at most."""
-    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        try:
-            _check_listens(head)
-        except WorkerError:
-            return False
-        return True
-    return _ask(head, token) is not Answer.OTHER

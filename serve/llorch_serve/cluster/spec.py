@@ -77,6 +77,12 @@ class ModelSpec:
         """The model's name in the cluster."""
         return self.settings.model
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether several replicas may each take what is free of one node."""
+        unbounded = self.settings.engine.session.kv_cache_bytes is None
+        return unbounded and not self.gpus and self.replicas.most > 1
+
 
 def read_replicas(source: str, value: int | str) -> ReplicaRange:
     """Return what ``2`` or ``1:4`` stands for. source: the flag or key, for messages. Raises UsageError."""

@@ -146,6 +146,7 @@ def _read_model(name: str, table: object, problems: Problems) -> ModelSpec | Non
         )
     _check_artifact(found, where, problems)
     _check_share(found, where, problems)
+    _check_together(found, where, problems)
     memory = problems.attempt(read_size, f"{where}.memory", found.memory)
     cores = found.cores or _CORES_BESIDE_GPU
     engine = _read_engine(found, cores, where, problems)
@@ -239,6 +240,17 @@ def _check_share(found: _ModelTable, where: str, problems: Problems) -> None:
             f"{where}.provider is {found.provider}, and Ray hides GPUs from a replica that asks for none; "
             "give gpus = 1"
         )
+
+
+def _check_together(found: _ModelTable, where: str, problems: Problems) -> None:
+    """Note settings of an engine that do not go together."""
+    if found.batch_invariant and found.lookup:
+        problems.note(
+            f"{where}.batch_invariant does not go with lookup, whose checks depend on how many sequences are "
+            "running; leave one of them out"
+        )
+    if found.strict_reuse and not found.prefix_cache:
+        problems.note(f"{where}.strict_reuse has no effect without prefix_cache; leave one of them out")
 
 
 def _find_provider(where: str, found: _ModelTable) -> Provider:

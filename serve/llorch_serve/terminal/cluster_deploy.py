@@ -42,6 +42,12 @@ def command(
     from llorch_serve.cluster.spec_file import load_spec
 
     models = load_spec(file)
+    for model in models:
+        if model.shares_memory:
+            note(
+                f"kv_cache_memory of {model.name} is not given, so that each replica takes most of what is "
+                "free on its node; give it where replicas share a node"
+            )
     names = [model.name for model in models]
     with cluster.joined():
         from llorch_serve.cluster.actor import ReplicaActor

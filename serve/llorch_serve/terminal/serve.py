@@ -35,7 +35,7 @@ from llorch_serve.terminal.session_flags import EngineFlags, HugePages, Provider
 from llorch_serve.terminal.target import ModelFlags, export_source, find_artifact, find_tokenizer
 
 if TYPE_CHECKING:
-    from llorch_serve.calls.interfaces import ClosableGenerator
+    from llorch_serve.calls.interfaces import ClosableGenerator, Companion
     from llorch_serve.loading.worker import AnyWorker
     from llorch_serve.pool.reporter import PoolConfig
     from llorch_serve.requests import ModelInfo
@@ -161,6 +161,9 @@ class Loading(Protocol):
     def load(self) -> ClosableGenerator:
         """Make the model answer, on a thread of its own while the port already does."""
 
+    def companions(self) -> tuple[Companion, ...]:
+        """Return what runs beside the server as long as it serves."""
+
     def info(self) -> ModelInfo:
         """Describe what has been loaded."""
 
@@ -202,6 +205,10 @@ class _Loading:
         self.worker = open_any(folder, self.config, tokenizer=self.tokenizer, signed=signed)
         self.worker.warm_up()
         return self.worker
+
+    def companions(self) -> tuple[Companion, ...]:
+        """Return none: the engine tells by itself when it dies."""
+        return ()
 
     def info(self) -> ModelInfo:
         """Describe the model."""
@@ -261,6 +268,7 @@ def _run(loading: Loading, server: ServerConfig, fronts: ServingFronts, manager:
             for line in Welcome(address, url, info.has_chat_template, asks_token, embeds).lines():
                 say(line)
 
+    reporters = () if manager is None else (PoolReporter(manager, http_url=fronts.url),)
     try:
         loading.prepare()
         asyncio.run(
@@ -269,7 +277,7 @@ def _run(loading: Loading, server: ServerConfig, fronts: ServingFronts, manager:
                 server,
                 progress=loading.progress,
                 fronts=fronts.fronts,
-                companions=() if manager is None else (PoolReporter(manager, http_url=fronts.url),),
+                companions=(*loading.companions(), *reporters),
                 on_bound=lambda address: fronts.announce(
                     "worker.listen", address, f"listening at {address}, loading"
                 ),

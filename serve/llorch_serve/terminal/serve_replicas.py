@@ -27,7 +27,7 @@ from llorch_serve.terminal.requirements import required
 from llorch_serve.terminal.target import ModelFlags, export_source
 
 if TYPE_CHECKING:
-    from llorch_serve.calls.interfaces import ClosableGenerator
+    from llorch_serve.calls.interfaces import ClosableGenerator, Companion
     from llorch_serve.cluster.deploy import ModelStatus
     from llorch_serve.cluster.head import HeadAddress
     from llorch_serve.cluster.spec import ModelSpec
@@ -54,6 +54,7 @@ class Elsewhere:
     resume_streams: bool
     progress: LoadProgress = field(default_factory=LoadProgress)
     worker: ClosableGenerator | None = None
+    _served: ReplicaSettings | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def prepare(self) -> None:
@@ -76,11 +77,29 @@ class Elsewhere:
 
         folder = find_folder(found)
         replicas = find_replicas(found.model, found.fingerprint)
+        self._served = found
         self.progress.check()
         self.worker = open_routed(
             replicas, lambda told: open_front_model(folder, told), resume_streams=self.resume_streams
         )
         return self.worker
+
+    def companions(self) -> tuple[Companion, ...]:
+        """Return what watches the cluster while its model is served."""
+        from llorch_serve.cluster.connection import head_of_this
+        from llorch_serve.cluster.watch import ClusterWatch
+
+        return (ClusterWatch(head_of_this, self._is_current),)
+
+    def _is_current(self) -> bool:
+        """Tell whether the model is still that which was opened."""
+        from llorch_serve.cluster.deploy import find_settings
+
+        assert self._served is not None
+        try:
+            return find_settings(self._served.model).fingerprint == self._served.fingerprint
+        except UsageError:  # there is none of that name
+            return False
 
     def info(self) -> ModelInfo:
         """Describe what is served."""
@@ -109,7 +128,8 @@ def there(head: HeadAddress, model: ModelFlags, *, resume_streams: bool) -> Else
 
     if model.model_dir is not None:
         raise UsageError(
-            f"DIR is {model.model_dir}, and --cluster serves what was deployed there; leave DIR out"
+            f"DIR is {model.model_dir}, and --cluster serves what was deployed there; leave DIR out, or "
+            "unset LLORCH_CLUSTER"
         )
     if model.verify_signature is not None:
         raise UsageError("--verify-signature has no effect with --cluster, whose replicas load the model")

@@ -1,0 +1,171 @@
+"""``llorch serve`` over replicas: of a cluster that is there, and of one of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import psutil
+import pytest
+
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.errors import LlorchError
+from llorch_serve.requests import GenerationRequest, TokenPrompt
+from llorch_serve.sampling.params import SamplingParams
+from support.cluster import RayCluster
+from support.harness.processes import WorkerProcess, llorch, llorch_here, serving
+
+TABLE = """
+[models.{name}]
+artifact = "{folder}"
+cores = 1
+slots = 2
+max_context = 4096
+replicas = {replicas}
+"""
+
+
+@pytest.fixture(scope="module")
+def deployed(cluster: RayCluster, long: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster's address, where a model with two replicas runs."""
+    file = tmp_path_factory.mktemp("cluster") / "cluster.toml"
+    file.write_text(TABLE.format(name="long", folder=long, replicas=2))
+    outcome = llorch_here("cluster", "deploy", file, "--address", cluster.address)
+    assert outcome.code == 0, outcome
+    yield cluster.address
+    llorch_here("cluster", "delete", "--all", "--address", cluster.address)
+
+
+def asked(tokens: int, name: str = "r") -> GenerationRequest:
+    return GenerationRequest(
+        name, TokenPrompt((1, 2, 3)), SamplingParams(max_tokens=tokens, seed=1, ignore_eos=True)
+    )
+
+
+def test_a_front_answers_by_the_replicas_of_a_cluster(deployed):
+    with serving("--cluster", deployed, "--model", "long", "--http", "0") as front:
+        url = front.command.wait_for_line(r"HTTP at (\S+)").group(1)
+        with WorkerClient(front.address) as client:
+            [answer] = client.complete(asked(8))
+            assert len(answer.token_ids) == 8
+            info = client.model_info()
+            assert (info.slots, info.context_length) == (2, 4096)
+        answered = httpx2.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60)
+        assert answered.status_code == 200, answered.text
+        front.command.process.send_signal(signal.SIGTERM)
+        assert front.command.wait() == 0
+        assert not [line for line in front.command.log if "ray" in line.lower()]
+
+
+def test_what_names_no_model_of_the_cluster_is_refused(deployed):
+    outcome = llorch("serve", "--cluster", deployed, "--model", "short", "--port", "0")
+    assert outcome.code == 2
+    assert "error: --model is 'short', and the cluster has long" in outcome.stderr
+
+
+@pytest.mark.slow
+def test_a_rolling_update_under_load_fails_no_request_of_a_front(cluster, long, tmp_path):
+    there = ("--address", cluster.address)
+    file = tmp_path / "cluster.toml"
+    before = TABLE.format(name="rolled", folder=long, replicas=1)
+    file.write_text(before)
+    assert llorch_here("cluster", "deploy", file, *there).code == 0
+    with (
+        serving("--cluster", cluster.address, "--model", "rolled") as front,
+        WorkerClient(front.address) as client,
+    ):
+        ended = threading.Event()
+        counts = [0, 0, 0]
+        with ThreadPoolExecutor(3) as pool:
+
+            def ask(number: int, tokens: int) -> None:
+                while not ended.is_set():
+                    [answer] = client.complete(asked(tokens, f"r{number}-{counts[number]}"))
+                    assert len(answer.token_ids) == tokens
+                    counts[number] += 1
+
+            asking = [pool.submit(ask, number, tokens) for number, tokens in enumerate((2, 200, 3000))]
+            try:
+                file.write_text(before.replace("slots = 2", "slots = 3"))
+                outcome = llorch_here("cluster", "deploy", file, *there, "--json")
+                [model] = outcome.document()["models"]
+            finally:
+                ended.set()
+        for one in asking:
+            one.result()
+        assert min(counts) > 0
+        assert (model["slots"], model["running"]) == (3, 1)
+    assert llorch_here("cluster", "delete", "rolled", *there).code == 0
+
+
+@pytest.mark.slow
+def test_replicas_on_this_machine_answer_and_end_with_the_front(long):
+    flags = ("--replicas", "2", "--threads", "1", "--slots", "2", "--max-context", "4096")
+    with serving(long, *flags) as front:
+        with WorkerClient(front.address) as client:
+            [answer] = client.complete(asked(8))
+            assert len(answer.token_ids) == 8
+        children = psutil.Process(front.command.process.pid).children(recursive=True)
+        assert any("ServeReplica" in " ".join(child.cmdline()) for child in children)
+        assert "2 of 2 replicas run" in front.command.log
+        front.command.process.send_signal(signal.SIGTERM)
+        assert front.command.wait() == 0
+    _, left = psutil.wait_procs(children, timeout=60)
+    assert left == []
+
+
+OTHER_CLUSTER = """
+import os, sys
+import ray
+context = ray.init(address="local", num_cpus=2, num_gpus=0, object_store_memory=80 * 2**20,
+    include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+print(context.address_info["address"], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_front_whose_head_is_lost_answers_on_and_then_says_so(long, tmp_path):
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-c", OTHER_CLUSTER]
+    file = tmp_path / "cluster.toml"
+    file.write_text(TABLE.format(name="long", folder=long, replicas=1))
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | token
+    ) as other:
+        address = other.stdout.readline().strip()
+        outcome = llorch("cluster", "deploy", file, "--address", address, **token)
+        assert outcome.code == 0, outcome
+        with serving("--cluster", address, "--drain-timeout", "1", **token) as front:
+            [head] = [
+                c for c in psutil.Process(other.pid).children(recursive=True) if c.name() == "gcs_server"
+            ]
+            head.kill()
+            lost = time.monotonic()
+            answered_s = answers_until_it_ends(front)
+            assert front.command.wait() == 7
+            assert answered_s - lost > 25
+            [said] = [line for line in front.command.log if line.startswith("error: ")]
+            assert said.startswith(f"error: the head of the cluster at {address} has not answered for 30 s")
+        other.kill()
+
+
+def answers_until_it_ends(front: WorkerProcess) -> float:
+    """Ask again and again until an answer fails; return when the last one came."""
+    last = 0.0
+    with WorkerClient(front.address) as client:
+        for n in range(10_000):
+            try:
+                client.complete(asked(2, f"r{n}"))
+            except LlorchError:
+                return last
+            last = time.monotonic()
+    raise AssertionError("it went on")

@@ -1,0 +1,47 @@
+"""A front ends in order once the head of its cluster is lost for long, or its model is another."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from llorch_serve.cluster.head import HeadAddress
+from llorch_serve.cluster.watch import ClusterWatch
+from llorch_serve.errors import WorkerError
+
+HEAD = HeadAddress("10.0.0.5", 6379)
+
+
+def end_of(alive, is_current=lambda: True, **times: float) -> str:
+    """Return what ends the watch."""
+    given = {"lost_s": 0.05, "look_s": 0.001, "model_look_s": 0.0} | times
+    watch = ClusterWatch(lambda: HEAD, is_current, alive=alive, **given)
+    with pytest.raises(WorkerError) as caught:
+        asyncio.run(asyncio.wait_for(watch.run(None), 60))
+    return str(caught.value)
+
+
+def test_a_head_that_is_lost_for_long_is_named():
+    asked = []
+
+    def alive(head):
+        asked.append(head)
+        return len(asked) < 4
+
+    told = end_of(alive)
+    assert told.startswith("the head of the cluster at 10.0.0.5:6379 has not answered for 0.05 s")
+    assert set(asked) == {HEAD}
+    assert len(asked) > 5  # once is not for long
+
+
+def test_a_head_that_comes_back_is_not_lost():
+    answers = itertools.cycle([False, True])
+    looks = iter([True] * 20 + [False])
+    told = end_of(lambda _: next(answers), lambda: next(looks), lost_s=30)
+    assert "another artifact" in told
+
+
+def test_a_model_that_is_another_ends_the_front():
+    assert "deployed anew from another artifact, or deleted" in end_of(lambda _: True, lambda: False)
