@@ -1,6 +1,7 @@
 """Replicas that Ray Serve runs, reached by a handle of their deployment.
 
-Implements :class:`llorch_serve.cluster.interfaces.Replicas`. The process has joined the cluster, see
+Implements :class:`llorch_serve.cluster.interfaces.Replicas`. A private interface of Ray is used for what all
+replicas are asked at once; ``tests/e2e/test_cluster_ray.py`` is its smoke test. The process has joined the cluster, see
 ``connection.py``; which replica gets a request is the business of ``router.py``, which the handle asks.
 """
 
@@ -66,15 +67,24 @@ class HandleReplicas:
         return tuple(dict.fromkeys(id_ for ids in ended for id_ in ids))
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
-        """Return what each replica answers that does; those that have just ended do not."""
+        """Return what each replica answers that does so in time; those that have just ended do not.
+
+        Ray's own ``results_async`` gives nothing at all where one of them hangs, so that each is awaited here.
+        """
         from ray.serve.exceptions import DeploymentUnavailableError
 
         asked = self._handle.broadcast(method, *arguments)
         try:
-            found = await asked.results_async(timeout_s=LOOK_S, return_exceptions=True)
+            sent = await asyncio.wait_for(asked._fetch_replica_results_async(), LOOK_S)
         except (DeploymentUnavailableError, TimeoutError):  # none is there
             return []
-        return [each for each in found if not isinstance(each, BaseException)]
+        answers = [asyncio.ensure_future(one.get_async()) for one in sent]
+        if not answers:
+            return []
+        ended, hanging = await asyncio.wait(answers, timeout=LOOK_S)
+        for one in hanging:
+            one.cancel()
+        return [one.result() for one in answers if one in ended and not _failed(one)]
 
     async def close(self) -> None:
         """Let go of the replicas, which go on."""
@@ -86,6 +96,10 @@ def find_replicas(model: str, fingerprint: str) -> HandleReplicas:
     from ray import serve
 
     return HandleReplicas(serve.get_deployment_handle(DEPLOYMENT, application_of(model)), fingerprint)
+
+
+def _failed(answer: asyncio.Future[Any]) -> bool:
+    return answer.cancelled() or answer.exception() is not None
 
 
 async def _result(response: Any) -> Any:
