@@ -1,8 +1,9 @@
 """Replicas that Ray Serve runs, reached by a handle of their deployment.
 
-Implements :class:`llorch_serve.cluster.interfaces.Replicas`. A private interface of Ray is used for what all
-replicas are asked at once; ``tests/e2e/test_cluster_ray.py`` is its smoke test. The process has joined the cluster, see
-``connection.py``; which replica gets a request is the business of ``router.py``, which the handle asks.
+Implements :class:`llorch_serve.cluster.interfaces.Replicas`. The process has joined the cluster, see
+``connection.py``; which replica gets a request is the business of ``router.py``, which the handle asks. What
+all replicas are asked at once goes by a private interface of Ray; ``tests/e2e/test_cluster_ray.py`` is its
+smoke test.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class HandleReplicas:
     async def _all(self, method: str, *arguments: object) -> list[Any]:
         """Return what each replica answers that does so in time; those that have just ended do not.
 
-        Ray's own ``results_async`` gives nothing at all where one of them hangs, so that each is awaited here.
+        Ray's own ``results_async`` gives nothing at all where one of them hangs.
         """
         from ray.serve.exceptions import DeploymentUnavailableError
 
