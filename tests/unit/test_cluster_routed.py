@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -220,6 +221,22 @@ def test_a_replica_whose_engine_has_died_says_so_to_health_checks():
     with pytest.raises(UnavailableError, match="4711"):
         replica.check_health()
     generator.close()
+
+
+def test_a_front_that_waits_for_a_first_replica_can_be_told_to_end(worker):
+    replicas, checked = replicas_of(worker), []
+
+    async def describe():
+        await asyncio.Event().wait()
+
+    def check():
+        checked.append(None)
+        if len(checked) == 3:
+            raise UnavailableError("the load was given up")
+
+    replicas.describe = describe
+    with pytest.raises(UnavailableError, match="given up"):
+        open_routed(replicas, lambda told: reader_of(worker, told), check=check, check_s=0.001)
 
 
 class SeenTwice(FakeReplicas):

@@ -105,6 +105,8 @@ class RoutedCalls:
         """Pass on what one replica answers. Raises the error that its answer ends with, or Ray's."""
         async with aclosing(self._replicas.call(call.kind, call.raw, hint=call.hint)) as parts:
             async for part in parts:
+                if call.ended:  # what comes behind its end is nobody's
+                    continue
                 updates = wire.read_updates(call.request_id, part)
                 last = updates[-1]
                 if last.error is not None:
