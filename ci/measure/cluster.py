@@ -2,11 +2,12 @@
 
     ci/measurement cluster ARTIFACT [--rounds 5]
 
-On this machine: two replicas of one core behind a front, beside one worker with two threads, both with eight
-slots. Prints tokens per second at 8 and 16 clients, round by round by turns; the processor time that the
-front's process takes for each message of a stream; the time to the first token beside a worker of one thread;
-and of six conversations of four turns, how many of the tokens were cached that could have been, by prompts
-and by the power of two. This process is the client. Means something on a machine with nothing else to do.
+On this machine: two replicas of one core and eight slots behind a front, beside one worker with two threads
+and sixteen slots. Prints tokens per second at 8 and 16 clients, round by round by turns; the processor time
+that the front's process takes for each message of a stream; the time to the first token beside a worker of
+one thread; and of six conversations of four turns, how many of the tokens were cached that could have been,
+by prompts and by the power of two. This process is the client. Means something on a machine with nothing else
+to do.
 
 ``--front ROUTER`` is what it starts itself: a cluster, the replicas and a front, until it is told to stop.
 """
@@ -273,7 +274,7 @@ def main(
     if front is not None:
         run_front(artifact.resolve(), front, slots)
         return
-    flags = ("--slots", str(SLOTS), "--max-context", str(CONTEXT))
+    flags = ("--slots", str(REPLICAS * SLOTS), "--max-context", str(CONTEXT))
     with fronting(artifact, "prompts") as replicas:
         with serving(artifact, "--threads", "2", *flags) as worker:
             for line in measure_speed(replicas, worker, rounds):

@@ -17,6 +17,7 @@ import pytest
 
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.cluster import failures
 from llorch_serve.cluster.actor import ReplicaActor
 from llorch_serve.cluster.deploy import (
     DEPLOYMENT,
@@ -32,7 +33,7 @@ from llorch_serve.cluster.routed_generator import RoutedGenerator, open_routed
 from llorch_serve.cluster.settings import ReplicaSettings
 from llorch_serve.cluster.spec import ModelSpec, ReplicaRange
 from llorch_serve.config import EngineConfig, SessionConfig
-from llorch_serve.errors import InvalidRequestError, ReplicaLostError
+from llorch_serve.errors import InvalidRequestError, QueueFullError, ReplicaLostError
 from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import (
     AnswerOptions,
@@ -92,7 +93,7 @@ def deployed(cluster: RayCluster, long: Path) -> Iterator[Deployed]:
         cores=1,
         engine=engine,
     )
-    deploy([ModelSpec(settings, ReplicaRange(2, 2))], ReplicaActor)
+    deploy([ModelSpec(settings, ReplicaRange(2, 2), max_queued=64)], ReplicaActor)
     await_running(["tiny"], PATIENCE_S, lambda _: None)
     yield Deployed(long, fingerprint)
     delete(["tiny"])
@@ -147,6 +148,15 @@ def test_answers_over_a_wire_are_those_of_a_worker(deployed, front):
             assert a.model_info().fingerprint == b.model_info().fingerprint
     finally:
         worker.close()
+
+
+def test_failures_are_known_by_names_that_ray_has(cluster):
+    import ray.exceptions
+    import ray.serve.exceptions
+
+    named = failures._LOST | failures._FULL | failures._ABSENT
+    known = vars(ray.exceptions).keys() | vars(ray.serve.exceptions).keys()
+    assert named - known == set()
 
 
 def taken(front: RoutedGenerator, name: str) -> str | None:
@@ -229,6 +239,23 @@ def test_what_is_cancelled_frees_its_slot(deployed, front):
         front.submit(asked(f"d-{n}", 1, TokenPrompt((n + 1,))), freed)
     freed.answers(*(f"d-{n}" for n in range(2 * SLOTS)))
     print(f"slots free after {time.monotonic() - at:.2f} s")  # noqa: T201 - as above
+
+
+def test_what_finds_no_room_is_told_when_to_come_back_and_nothing_hangs(front):
+    sink = Sink()
+    aborts = [front.submit(asked(f"o-{n}", 3000), sink) for n in range(120)]
+    while not any(update.error is not None for update in sink.next()):
+        pass
+    for abort in aborts:
+        abort()
+    ends = [found.updates[-1] for found in sink.answers(*(f"o-{n}" for n in range(120))).values()]
+    refusals = [end.error for end in ends if end.error is not None]
+    assert {type(error) for error in refusals} == {QueueFullError}
+    assert all(error.retry_after_s > 0 for error in refusals)
+    assert len(refusals) < 120
+    again = Sink()
+    front.submit(asked("after", 4), again)
+    assert len(again.answers("after")["after"].ids) == 4
 
 
 def test_after_200_cancelled_streams_nothing_goes_on(deployed, front):

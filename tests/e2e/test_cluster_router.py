@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -66,15 +65,17 @@ def ask(handle: Any, *hints: RoutingHint) -> list[str]:
 
 def test_conversations_stay_where_they_began(handle: Any) -> None:
     first = ask(handle, *(RoutingHint("r", prefix=prompt(n, 40), fingerprint="f") for n in range(6)))
-    assert sorted(Counter(first).values()) == [3, 3]
+    assert len(set(first)) == 2
     for turn in range(2, 5):
         hints = [RoutingHint("r", prefix=prompt(n, 40 * turn), fingerprint="f") for n in range(6)]
         assert ask(handle, *hints) == first
 
 
 def test_many_at_once_are_spread_though_none_has_been_sent_yet(handle: Any) -> None:
-    names = ask(handle, *(RoutingHint("r", prefix=prompt(100 + n, 40)) for n in range(16)))
-    assert sorted(Counter(names).values()) == [8, 8]
+    # Fewer than one replica takes, which would get them all if only what has been sent were counted.
+    names = ask(handle, *(RoutingHint("r", prefix=prompt(100 + n, 40)) for n in range(6)))
+    assert min(names.count(name) for name in set(names)) >= 2
+    assert len(set(names)) == 2
 
 
 def test_one_that_failed_a_request_is_avoided_and_who_took_it_is_told(handle: Any) -> None:

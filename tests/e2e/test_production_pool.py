@@ -18,6 +18,7 @@ from llorch_serve.cluster.interfaces import ReplicaLoad
 from llorch_serve.cluster.totals import Tally
 from llorch_serve.errors import ArtifactError, UsageError, WorkerError
 from llorch_serve.lifecycle.serving import serve
+from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.pool import post
 from llorch_serve.pool.messages import ready
 from llorch_serve.pool.reporter import PoolConfig, PoolReporter
@@ -98,10 +99,14 @@ def test_a_manager_is_told_what_the_contract_says():
         assert [m["status"] for m in last[-2:]] == ["draining", "stopped"]
 
 
+class Spread(FakeGenerator):
+    """A generator whose model runs on two replicas."""
+
+    def totals(self):
+        return Tally("f").look([ReplicaLoad(name, "f", LOAD, 2**40, 2**34) for name in ("a", "b")])
+
+
 def test_a_front_of_replicas_is_one_worker_with_their_memory_and_its_http_address():
-    loads = [ReplicaLoad(name, "f", LOAD, 2**40, 2**34) for name in ("a", "b")]
-    totals = Tally("f").look(loads)
-    about = {"totals": lambda: totals, "http_url": lambda: "https://0.0.0.0:8443"}
     with Manager() as manager:
 
         def story(_worker):
@@ -112,7 +117,13 @@ def test_a_front_of_replicas_is_one_worker_with_their_memory_and_its_http_addres
             assert 2**41 < ready["memory_bytes"] < 2**41 + 2**36
             assert ready["device_memory_bytes"] == 2**35
 
-        Worker(manager.url, story, host="fd00::1", about=about)
+        Worker(
+            manager.url,
+            story,
+            load=lambda: ObservedGenerator(Spread(), []),
+            host="fd00::1",
+            about={"http_url": lambda: "https://0.0.0.0:8443"},
+        )
 
 
 def test_a_manager_that_keeps_refusing_ends_the_worker():

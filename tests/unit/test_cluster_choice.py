@@ -155,11 +155,11 @@ def test_who_is_chosen_may_take_it_and_is_no_busier_than_the_slack(
 def share_cached(
     route: Callable[[Sequence[SimulatedReplica], int], Route], *, system: int, pause_s: float
 ) -> float:
-    """Return the share of reusable tokens that were cached, in twelve runs of six conversations of four
+    """Return the share of reusable tokens that were cached, in eight runs of six conversations of four
     turns on two replicas with four slots.
     """
     reused = reusable = 0
-    for seed in range(12):
+    for seed in range(8):
         replicas = [SimulatedReplica(name, 4) for name in ("a", "b")]
         simulation = Simulation(replicas, route(replicas, seed), seed)
         simulation.run(conversations(6, 4, system=system, seed=seed), longest_pause_s=pause_s)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llorch_serve.cluster import prefix_index
 from llorch_serve.cluster.prefix_index import BLOCK, SHORTEST_MATCH, PrefixIndex, prefix_of
 from llorch_serve.engine.reuse import SHORTEST_REUSE, common_prefix
 
@@ -135,3 +137,26 @@ def test_what_a_replica_held_is_forgotten_with_it() -> None:
     assert index.matches(prefix_of(prompt(0, 70))) == {}
     index.sent("a", prefix_of(prompt(0, 70)))  # one that has just left is no error
     assert index.matches(prefix_of(prompt(0, 70))) == {}
+
+
+def test_long_prompts_of_many_replicas_take_no_more_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "MOST_HASHES", 50)
+    index = PrefixIndex()
+    index.keep({"a": 8, "b": 8})
+    for number in range(20):  # a hash each for the salt and ten blocks
+        index.sent("ab"[number % 2], prefix_of(prompt(1000 * number, 10 * BLOCK)))
+    known = [n for n in range(20) if index.matches(prefix_of(prompt(1000 * n, 10 * BLOCK)))]
+    assert known == [16, 17, 18, 19]
+    index.keep({})
+    assert index._hashes == 0
+
+
+def test_a_prompt_that_is_told_twice_is_held_once() -> None:
+    index = PrefixIndex()
+    index.keep({"a": 2})
+    for _ in range(2):
+        index.sent("a", prefix_of(prompt(0, 40)))
+    index.sent("a", prefix_of([*prompt(0, 39), 7]))  # as long, and another
+    assert index.matches(prefix_of(prompt(0, 40)))["a"].length == 40
+    assert index.matches(prefix_of([*prompt(0, 39), 7]))["a"].length == 40
+    assert index.last_use("a") > 0

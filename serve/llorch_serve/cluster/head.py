@@ -152,14 +152,3 @@ def _ask(head: HeadAddress, token: str | None) -> Answer:
             refused = error.code() is grpc.StatusCode.UNAUTHENTICATED
             return Answer.ASKS_TOKEN if refused else Answer.OTHER
     return Answer.ALIVE
-
-
-def answers(head: HeadAddress, token: str | None) -> bool:
-    """Return whether the head answers, for those who have joined its cluster. Takes PROBE_S at most."""
-    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        try:
-            _check_listens(head)
-        except WorkerError:
-            return False
-        return True
-    return _ask(head, token) is not Answer.OTHER

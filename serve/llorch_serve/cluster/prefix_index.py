@@ -24,6 +24,9 @@ BLOCK: Final = 32
 SHORTEST_MATCH: Final = 16
 """Tokens below which a replica computes a prefix again rather than reuse it (``engine/reuse.py``)."""
 
+MOST_HASHES: Final = 500_000
+"""Of all replicas together, which take some 150 MB: 16 million tokens of prompts."""
+
 _DIGEST_BYTES: Final = 8
 _ID_BYTES: Final = 8
 
@@ -63,8 +66,12 @@ class Held:
     def __init__(self, replica: str, prefix: Prefix) -> None:
         self.replica = replica
         self.chain = prefix.chain
-        self.rest = tuple(prefix.token_ids[(len(prefix.chain) - 1) * BLOCK :])
+        self.rest = _rest(prefix)
         self.used = 0
+
+    def is_of(self, prefix: Prefix) -> bool:
+        """Tell whether it is that prompt."""
+        return self.chain == prefix.chain and self.rest == _rest(prefix)
 
     @property
     def length(self) -> int:
@@ -91,6 +98,7 @@ class PrefixIndex:
         self._by_hash: dict[int, set[Held]] = {}  # every prompt that has the hash in its chain
         self._by_end: dict[int, set[Held]] = {}  # those whose chain ends with it
         self._clock = 0
+        self._hashes = 0
 
     def keep(self, replicas: Mapping[str, int]) -> None:
         """Say which replicas there are, and the slots of each; what others held is forgotten."""
@@ -140,6 +148,9 @@ class PrefixIndex:
         """Take note that a prompt has been sent to a replica; one that is not kept is ignored."""
         if replica not in self._held:
             return
+        newest = next(reversed(self._held[replica]), None)
+        if newest is not None and newest.is_of(prefix):
+            return  # it is known that it was sent there
         match = self.matches(prefix).get(replica)
         given_way = self.displaced(replica, match)
         if match is not None:
@@ -151,7 +162,11 @@ class PrefixIndex:
             self._by_hash.setdefault(key, set()).add(held)
         self._by_end.setdefault(held.chain[-1], set()).add(held)
         self._held[replica][held] = None
+        self._hashes += len(held.chain)
         self._touch(held)
+        while self._hashes > MOST_HASHES:
+            oldest = [next(iter(prompts)) for prompts in self._held.values() if prompts]
+            self._forget(min(oldest, key=lambda one: one.used))
 
     def _touch(self, held: Held) -> None:
         self._clock += 1
@@ -160,6 +175,7 @@ class PrefixIndex:
 
     def _forget(self, held: Held) -> None:
         del self._held[held.replica][held]
+        self._hashes -= len(held.chain)
         for key in held.chain[1:]:
             _discard(self._by_hash, key, held)
         _discard(self._by_end, held.chain[-1], held)
@@ -180,6 +196,10 @@ def _note(found: dict[str, Match], held: Held, length: int) -> None:
     known = found.get(held.replica)
     if length >= SHORTEST_MATCH and (known is None or length > known.length):
         found[held.replica] = Match(held, length)
+
+
+def _rest(prefix: Prefix) -> tuple[int, ...]:
+    return tuple(prefix.token_ids[(len(prefix.chain) - 1) * BLOCK :])
 
 
 def _common(first: Iterable[int], second: Iterable[int]) -> int:

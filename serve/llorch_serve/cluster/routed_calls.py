@@ -121,7 +121,7 @@ class RoutedCalls:
         error = None if task.cancelled() else task.exception()
         if call.ended:
             return
-        if error is None:
+        if error is None or call.unwanted:  # whatever became of a call that nobody wants
             self._finish(call, call.end_cancelled)
         else:
             assert isinstance(error, Exception)

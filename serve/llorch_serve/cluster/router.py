@@ -9,7 +9,7 @@ value: what it needs is imported from other modules, and nothing but Ray imports
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -31,10 +31,15 @@ class PrefixRouter(RequestRouter):
     A replica tells its slots and the fingerprint of its model by ``record_replica_metadata``.
     """
 
+    # Ray asks a replica that it has not heard of for some time how many requests it has, and goes to another
+    # if it does not say within 0.1 s. A core that computes a prompt may take longer, and then holds it.
+    queue_len_response_deadline_s = 0.5
+
     def initialize_state(self, **rules: Any) -> None:
         """Begin. rules: the fields of :class:`llorch_serve.cluster.choice.Rules`."""
         self._rules = Rules(**rules)
         self._index = PrefixIndex()
+        self._told: dict[ReplicaID, tuple[str, int, str]] = {}  # name, slots and fingerprint
         self._unsent = Unsent(time.monotonic)
 
     async def choose_replicas(
@@ -49,16 +54,29 @@ class PrefixRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True  # or Ray asks again without a pause
             if time.time() - pending_request.created_at > AVOID_S:
                 hint = replace(hint, avoid=frozenset())
-        by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
-        self._index.keep({name: _slots_of(one) for name, one in by_name.items()})
-        candidates = [self._candidate(name, one) for name, one in by_name.items()]
+        unsent = self._unsent.counts()
+        candidates = [self._candidate(one, unsent) for one in candidate_replicas]
         chosen = choose(candidates, hint, self._index, self._rules)
         if chosen and pending_request is not None:
             self._unsent.chosen(chosen[0], pending_request.metadata.internal_request_id)
             if hint.prefix is not None:
                 # Before it has got there, so that others of its kind that come at once go there too.
                 self._index.sent(chosen[0], hint.prefix)
+        by_name = {one.replica_id.unique_id: one for one in candidate_replicas} if chosen else {}
         return [[by_name[name]] for name in chosen]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Take note of the replicas that there are now, and of what each has told."""
+        self._told = {
+            one.replica_id: (
+                one.replica_id.unique_id,
+                _slots_of(one),
+                str(one.replica_metadata.get("fingerprint", "")),
+            )
+            for one in replicas
+        }
+        self._index.keep({name: slots for name, slots, _ in self._told.values()})
+        super().update_replicas(replicas)
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         """Count a request as sent: from here on Ray's own count has it."""
@@ -73,15 +91,11 @@ class PrefixRouter(RequestRouter):
         if hint.on_taken is not None:
             hint.on_taken(replica_id.unique_id)
 
-    def _candidate(self, name: str, replica: RunningReplica) -> Candidate:
+    def _candidate(self, replica: RunningReplica, unsent: Mapping[str, int]) -> Candidate:
+        name, slots, fingerprint = self._told[replica.replica_id]
         known = self.replica_queue_len_cache.get(replica.replica_id)  # None: not asked for some time
-        return Candidate(
-            name,
-            (known or 0) + self._unsent.count(name),
-            _slots_of(replica),
-            replica.max_ongoing_requests,
-            str(replica.replica_metadata.get("fingerprint", "")),
-        )
+        ongoing = (known or 0) + unsent.get(name, 0)
+        return Candidate(name, ongoing, slots, replica.max_ongoing_requests, fingerprint)
 
 
 def _hint_of(request: PendingRequest | None) -> RoutingHint:

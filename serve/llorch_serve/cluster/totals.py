@@ -11,6 +11,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from llorch_serve.cluster.interfaces import ReplicaLoad
 from llorch_serve.engine.load import Load, WorkerState
+from llorch_serve.requests import TextGenerator
 
 _COUNTERS: Final = ("prompt_tokens", "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens")
 _MOMENTARY: Final = (
@@ -40,6 +41,12 @@ class Replicated(Protocol):
 
     def totals(self) -> Totals:
         """Return what the replicas were at the last look at them."""
+
+
+def totals_of(generator: TextGenerator) -> Totals | None:
+    """Return the totals of the generator behind observers, if its model runs on replicas."""
+    inner = getattr(generator, "inner", generator)
+    return inner.totals() if isinstance(inner, Replicated) else None
 
 
 class Tally:

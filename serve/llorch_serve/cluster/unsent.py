@@ -5,6 +5,7 @@ Many may be chosen for before the first is sent. Without this all of them would 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -31,10 +32,10 @@ class Unsent:
                 del self._by_request[request_id]
                 return
 
-    def count(self, replica: str) -> int:
-        """Return how many there are."""
+    def counts(self) -> Counter[str]:
+        """Return how many there are of each replica."""
         self._drop_old()
-        return sum(chosen == replica for chosen, _ in self._by_request.values())
+        return Counter(replica for replica, _ in self._by_request.values())
 
     def _drop_old(self) -> None:
         while self._by_request:

@@ -23,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from llorch_serve.cluster.interfaces import ReplicaLoad
-from llorch_serve.cluster.totals import Replicated
+from llorch_serve.cluster.totals import totals_of
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.observe.observer import EMBED, SCORE, Ending, Observed
@@ -166,8 +166,9 @@ class _Snapshot(Collector):
             yield GaugeMetricFamily(f"llorch:{name}", text, value)
         for name, text, count in _counters(load):
             yield CounterMetricFamily(f"llorch:{name}", text, count)
-        if isinstance(self.generator, Replicated):
-            yield from _by_replica(self.generator.totals().replicas)
+        totals = totals_of(self.generator)
+        if totals is not None:
+            yield from _by_replica(totals.replicas)
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Return nothing, so that registering does not collect."""

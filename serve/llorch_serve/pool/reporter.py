@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from llorch_serve.calls.interfaces import ReadyWorker
-from llorch_serve.cluster.totals import Totals
+from llorch_serve.cluster.totals import totals_of
 from llorch_serve.engine.load import NOTHING, WorkerState
 from llorch_serve.errors import WorkerError
 from llorch_serve.pool.messages import heartbeat, ready
@@ -55,19 +55,11 @@ class PoolReporter:
     """Implements :class:`llorch_serve.calls.interfaces.Companion`.
 
     http_url: returns where the HTTP front listens, as scheme://HOST:PORT; None: there is none.
-    totals: returns what the replicas are together, of a front of some.
     """
 
-    def __init__(
-        self,
-        config: PoolConfig,
-        *,
-        http_url: Callable[[], str | None] = lambda: None,
-        totals: Callable[[], Totals] | None = None,
-    ) -> None:
+    def __init__(self, config: PoolConfig, *, http_url: Callable[[], str | None] = lambda: None) -> None:
         self._config = config
         self._http_url = http_url
-        self._totals = totals
         self._poster = Poster(config.url)
         self._worker: ReadyWorker | None = None
 
@@ -101,7 +93,7 @@ class PoolReporter:
                 model_ref=config.model_ref,
                 uri=self._advertised("grpcs" if config.secure else "grpc", worker.address),
                 http_uri=None if url is None else self._advertised(*url.split("://")),
-                totals=None if self._totals is None else self._totals(),
+                totals=totals_of(worker.generator),
             )
             status = await self._send(message, "ready", config.timeout_s)
             if status is not None and 200 <= status < 300:

@@ -263,12 +263,12 @@ def _run(loading: Loading, server: ServerConfig, fronts: ServingFronts, manager:
     def say_ready(address: str) -> None:
         fronts.announce("worker.ready", address, f"serving {loading.describe()} at {address}")
         if is_wanted():
-            info, url = loading.info(), next(iter(fronts.urls), None)
+            info, url = loading.info(), fronts.url()
             asks_token, embeds = bool(server.security.tokens), info.embedding_size > 0
             for line in Welcome(address, url, info.has_chat_template, asks_token, embeds).lines():
                 say(line)
 
-    reporters = () if manager is None else (PoolReporter(manager),)
+    reporters = () if manager is None else (PoolReporter(manager, http_url=fronts.url),)
     try:
         loading.prepare()
         asyncio.run(

@@ -43,6 +43,10 @@ class ServingFronts:
     narrator: Narrator
     urls: Sequence[str] = ()
 
+    def url(self) -> str | None:
+        """Return where the HTTP front listens, as scheme://HOST:PORT; None: there is none, or not yet."""
+        return next(iter(self.urls), None)
+
     def announce(self, action: str, target: str, human: str) -> None:
         """Tell of the worker's own life: a line for people, or an event where the log is JSON."""
         announce(self.narrator, action, target, human)
