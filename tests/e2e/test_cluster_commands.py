@@ -1,16 +1,22 @@
-"""``llorch cluster`` with the tiny model on a real cluster: deployed, looked at, deployed again, deleted."""
+"""``llorch cluster`` with the tiny model on a real cluster: deployed, served, deployed again, deleted."""
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import msgspec
 import pytest
 
 from llorch_serve.artifact.folder import load_artifact
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.requests import GenerationRequest, TokenPrompt
+from llorch_serve.sampling.params import SamplingParams
 from support.cluster import RayCluster
-from support.harness.processes import llorch, llorch_here
+from support.harness.processes import llorch, llorch_here, serving
 
 
 @pytest.fixture
@@ -27,7 +33,7 @@ def emptied(cluster: RayCluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("emptied")
-def test_a_model_is_deployed_shown_and_deleted(cluster, file, tiny, tmp_path):
+def test_a_model_is_deployed_shown_served_and_deleted(cluster, file, tiny, tmp_path):
     there = ("--address", cluster.address)
     deployed = llorch_here("cluster", "deploy", file, *there, "--json")
     [model] = deployed.document()["models"]
@@ -53,6 +59,8 @@ def test_a_model_is_deployed_shown_and_deleted(cluster, file, tiny, tmp_path):
     assert shown.document() == {"models": [model]}
     assert shown.stderr == ""
 
+    check_front(cluster.address)
+
     again = llorch_here("cluster", "deploy", file, *there)
     assert again.code == 0, again
     assert f"  {model['replicas'][0]['name']} RUNNING on " in again.stdout
@@ -70,6 +78,25 @@ def test_a_model_is_deployed_shown_and_deleted(cluster, file, tiny, tmp_path):
     deleted = llorch_here("cluster", "delete", "tiny", "other", *there)
     assert (deleted.code, deleted.stdout) == (0, "deleted tiny, other\n")
     assert "deleting tiny, other; running answers end first" in deleted.stderr
+
+
+def check_front(address: str) -> None:
+    """Have a front answer by the model's replicas over gRPC and HTTP, and end as it is told to."""
+    wrong = llorch_here("serve", "--cluster", address, "--model", "tony", "--port", "0")
+    assert wrong.code == 2
+    assert "error: --model is 'tony', and the cluster has tiny" in wrong.stderr
+    with serving("--cluster", address, "--http", "0") as front:
+        url = front.command.wait_for_line(r"HTTP at (\S+)").group(1)
+        with WorkerClient(front.address) as client:
+            sampling = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
+            [answer] = client.complete(GenerationRequest("r", TokenPrompt((1, 2, 3)), sampling))
+            assert len(answer.token_ids) == 8
+            assert client.model_info().slots == 2
+        answered = httpx2.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60)
+        assert answered.status_code == 200, answered.text
+        front.command.process.send_signal(signal.SIGTERM)
+        assert front.command.wait() == 0
+        assert not [line for line in front.command.log if re.search(r"\b[Rr]ay\b", line)]
 
 
 @pytest.mark.slow

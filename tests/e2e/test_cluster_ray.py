@@ -17,6 +17,7 @@ import pytest
 
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.cluster import failures
 from llorch_serve.cluster.actor import ReplicaActor
 from llorch_serve.cluster.deploy import (
     DEPLOYMENT,
@@ -147,6 +148,15 @@ def test_answers_over_a_wire_are_those_of_a_worker(deployed, front):
             assert a.model_info().fingerprint == b.model_info().fingerprint
     finally:
         worker.close()
+
+
+def test_failures_are_known_by_names_that_ray_has(cluster):
+    import ray.exceptions
+    import ray.serve.exceptions
+
+    named = failures._LOST | failures._FULL | failures._ABSENT
+    known = vars(ray.exceptions).keys() | vars(ray.serve.exceptions).keys()
+    assert named - known == set()
 
 
 def taken(front: RoutedGenerator, name: str) -> str | None:

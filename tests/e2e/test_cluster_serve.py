@@ -1,4 +1,7 @@
-"""``llorch serve`` over replicas: of a cluster that is there, and of one of its own."""
+"""``llorch serve`` over replicas that are replaced, that are its own, or whose head is lost.
+
+What is quick is in ``test_cluster_commands.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import httpx2
 import psutil
 import pytest
 
@@ -20,8 +20,9 @@ from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.errors import LlorchError
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
-from support.cluster import RayCluster
 from support.harness.processes import WorkerProcess, llorch, llorch_here, serving
+
+pytestmark = pytest.mark.slow
 
 TABLE = """
 [models.{name}]
@@ -33,45 +34,12 @@ replicas = {replicas}
 """
 
 
-@pytest.fixture(scope="module")
-def deployed(cluster: RayCluster, long: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cluster's address, where a model with two replicas runs."""
-    file = tmp_path_factory.mktemp("cluster") / "cluster.toml"
-    file.write_text(TABLE.format(name="long", folder=long, replicas=2))
-    outcome = llorch_here("cluster", "deploy", file, "--address", cluster.address)
-    assert outcome.code == 0, outcome
-    yield cluster.address
-    llorch_here("cluster", "delete", "--all", "--address", cluster.address)
-
-
 def asked(tokens: int, name: str = "r") -> GenerationRequest:
     return GenerationRequest(
         name, TokenPrompt((1, 2, 3)), SamplingParams(max_tokens=tokens, seed=1, ignore_eos=True)
     )
 
 
-def test_a_front_answers_by_the_replicas_of_a_cluster(deployed):
-    with serving("--cluster", deployed, "--model", "long", "--http", "0") as front:
-        url = front.command.wait_for_line(r"HTTP at (\S+)").group(1)
-        with WorkerClient(front.address) as client:
-            [answer] = client.complete(asked(8))
-            assert len(answer.token_ids) == 8
-            info = client.model_info()
-            assert (info.slots, info.context_length) == (2, 4096)
-        answered = httpx2.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60)
-        assert answered.status_code == 200, answered.text
-        front.command.process.send_signal(signal.SIGTERM)
-        assert front.command.wait() == 0
-        assert not [line for line in front.command.log if "ray" in line.lower()]
-
-
-def test_what_names_no_model_of_the_cluster_is_refused(deployed):
-    outcome = llorch("serve", "--cluster", deployed, "--model", "short", "--port", "0")
-    assert outcome.code == 2
-    assert "error: --model is 'short', and the cluster has long" in outcome.stderr
-
-
-@pytest.mark.slow
 def test_a_rolling_update_under_load_fails_no_request_of_a_front(cluster, long, tmp_path):
     there = ("--address", cluster.address)
     file = tmp_path / "cluster.toml"
@@ -106,7 +74,20 @@ def test_a_rolling_update_under_load_fails_no_request_of_a_front(cluster, long, 
     assert llorch_here("cluster", "delete", "rolled", *there).code == 0
 
 
-@pytest.mark.slow
+def test_a_front_ends_in_order_where_its_model_is_another(cluster, long, tiny, tmp_path):
+    there = ("--address", cluster.address)
+    file = tmp_path / "cluster.toml"
+    file.write_text(TABLE.format(name="changed", folder=long, replicas=1))
+    assert llorch_here("cluster", "deploy", file, *there).code == 0
+    with serving("--cluster", cluster.address, "--model", "changed") as front:
+        file.write_text(TABLE.format(name="changed", folder=tiny, replicas=1).replace("4096", "128"))
+        assert llorch_here("cluster", "deploy", file, *there).code == 0
+        assert front.command.wait() == 7
+        [said] = [line for line in front.command.log if line.startswith("error: ")]
+        assert said.startswith("error: the model was deployed anew from another artifact")
+    assert llorch_here("cluster", "delete", "changed", *there).code == 0
+
+
 def test_replicas_on_this_machine_answer_and_end_with_the_front(long):
     flags = ("--replicas", "2", "--threads", "1", "--slots", "2", "--max-context", "4096")
     with serving(long, *flags) as front:
@@ -132,7 +113,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.slow
 def test_a_front_whose_head_is_lost_answers_on_and_then_says_so(long, tmp_path):
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", OTHER_CLUSTER]

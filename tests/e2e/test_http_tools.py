@@ -25,7 +25,7 @@ from support.fakes.session import FakeSession
 from support.harness.http import RunningFront, running_front, send
 from support.harness.worker import TOKENIZER, make_session, make_worker
 
-pytestmark = pytest.mark.usefixtures("way")
+pytestmark = pytest.mark.usefixtures("way_at_leisure")
 
 pytest.importorskip("llguidance")
 

@@ -34,6 +34,7 @@ def ray_cluster() -> Iterator[RayCluster]:
     """Start a cluster, with Serve but without Serve's proxies; end it afterwards."""
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # or what is left of a handle starts a cluster after this one
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # How often Ray hears how many requests there are, by which it chooses how many replicas run.

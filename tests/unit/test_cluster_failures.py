@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from llorch_serve.cluster.failures import AnswerCutError, judge
+from llorch_serve.config import EngineConfig
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import (
     EngineStoppedError,
@@ -17,9 +18,18 @@ from llorch_serve.errors import (
     ReplicaLostError,
     UnavailableError,
 )
-from llorch_serve.requests import ChatMessage, ChatPrompt, EmbedRequest, ScoreRequest, TextPrompt
+from llorch_serve.requests import (
+    ChatMessage,
+    ChatPrompt,
+    EmbedRequest,
+    ScoreRequest,
+    TextPrompt,
+    whole_calls,
+)
 from llorch_serve.structured.spec import Regex
 from llorch_serve.worker.worker import Worker
+from support.builders.chat_templates import TOOLS
+from support.builders.checkpoints import EOS_ID
 from support.fakes.generator import FakeGenerator
 from support.fakes.replicas import (
     ActorDiedError,
@@ -30,7 +40,7 @@ from support.fakes.replicas import (
     replicas_of,
     routed,
 )
-from support.harness.worker import Answer, Sink, make_session, make_worker, request
+from support.harness.worker import TOKENIZER, Answer, Sink, make_session, make_worker, request, script
 
 CHAT = ChatPrompt((ChatMessage("user", "Hello"),))
 
@@ -180,6 +190,40 @@ def test_a_stop_string_across_the_break_is_found(workers):
             assert (found.text, ends(found)) == (undisturbed.text, ends(undisturbed))
         finally:
             front.close()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_thought_and_a_call_across_the_break_are_what_they_were(tmp_path, exact):
+    config = EngineConfig(prefill_chunk=16, tool_format="hermes", reasoning_format="think")
+    body = '{"name": "get_time", "arguments": {"zone": "utc"}}'
+    text = f"<think>hm</think>ok <tool_call>{body}</tool_call>"
+    ids = [id_ for char in text for id_ in TOKENIZER.encode(char, add_special_tokens=False)]
+    chat = ChatPrompt((ChatMessage("user", "Hi"),), tools=TOOLS)
+    made = []
+    for name in ("a", "b"):
+        session = make_session(context=512, capabilities=Capabilities(batch_invariant=exact))
+        made.append(make_worker(tmp_path / name, session, config=config))
+        session.rule = script(made[-1].tokenize(chat)[0], [*ids, EOS_ID])
+
+    def told(found: Answer) -> tuple[object, ...]:
+        calls = whole_calls(call for u in found.updates for call in u.tool_calls)
+        thought = "".join(u.reasoning for u in found.updates)
+        return found.text, thought, [(c.name, c.arguments) for c in calls], found.completion.reason
+
+    asked = request("r", chat, max_tokens=len(ids) + 5)
+    try:
+        undisturbed = told(answer(made[0], asked))
+        for parts in range(1, len(ids), 9):
+            replicas = dying(made)
+            replicas.parts_left = {"r0": parts}
+            front = routed(*made, replicas=replicas, resume_streams=True)
+            try:
+                assert told(answer(front, asked)) == undisturbed
+            finally:
+                front.close()
+    finally:
+        for worker in made:
+            worker.close()
 
 
 def test_a_stream_that_is_lost_again_and_again_ends(workers):

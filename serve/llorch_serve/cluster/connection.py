@@ -39,6 +39,7 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
     check_head(head, token, note)
     if token is not None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # or Ray might keep it to itself
+    _set_up()
     # Without a head this process is to say so and end in order, before Ray ends it at once.
     os.environ.setdefault(_PATIENCE, "3600")
     import ray
@@ -75,6 +76,7 @@ def local_cluster(cores: int, gpus: int | None) -> Iterator[None]:
         RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32)
     )
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # Ray forks as it ends, and gRPC would tell of each
+    _set_up()
     import ray
 
     with _same_signals():
@@ -97,6 +99,13 @@ def local_cluster(cores: int, gpus: int | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _set_up() -> None:
+    """Keep Ray, which is not imported yet, from joining or starting a cluster by itself: what is left of a
+    handle would do so once this process has left its own.
+    """
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 
 @contextlib.contextmanager

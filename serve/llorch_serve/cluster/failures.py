@@ -32,15 +32,17 @@ _LOST: Final = frozenset(
         "NodeDiedError",
         "WorkerCrashedError",
         "ObjectLostError",
+        "OutOfMemoryError",  # of a node, where Ray ends what takes most
         "LocalRayletDiedError",
         "RayChannelError",
-        "RpcError",  # of gRPC, between front and replica
+        "RpcError",  # Ray's, and gRPC's
+        "ActorHandleNotFoundError",
         "ReplicaUnavailableError",
         "TaskCancelledError",  # Ray ends the calls of a replica that it stops
         "RequestCancelledError",
     }
 )
-_FULL: Final = frozenset({"BackPressureError"})
+_FULL: Final = frozenset({"BackPressureError", "PendingCallsLimitExceeded"})
 _ABSENT: Final = frozenset({"DeploymentUnavailableError"})
 
 logger = logging.getLogger(__name__)
