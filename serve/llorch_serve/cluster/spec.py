@@ -21,6 +21,9 @@ from llorch_serve.loading.models import load_model
 
 MOST_REPLICAS: Final = 10_000
 MOST_SLOTS: Final = 4096
+_PARTS: Final = 10_000  # Ray counts in ten thousandths
+_OWN_KEYS: Final = {"CPU": "cores", "GPU": "gpus", "memory": "memory"}
+_KEPT: Final = frozenset({"object_store_memory", "bundle"})
 _REPLICAS: Final = re.compile(r"(\d{1,6})(?::(\d{1,6}))?", re.ASCII)
 
 
@@ -98,12 +101,40 @@ def read_replicas(source: str, value: int | str) -> ReplicaRange:
     )
 
 
+def check_amount(source: str, value: float) -> None:
+    """Raise UsageError for an amount that Ray cannot count. source: the key, for messages."""
+    parts = value * _PARTS
+    if not value.is_integer() and (value > 1 or abs(parts - round(parts)) > 1e-6):
+        raise UsageError(
+            f"{source} is {value:g}; expected a whole number, or a part of one in steps of {1 / _PARTS:g}"
+        )
+
+
+def check_resources(source: str, resources: Mapping[str, float]) -> None:
+    """Raise UsageError for resources that Ray does not take by these names. source: as of check_amount."""
+    for name, value in resources.items():
+        if not name:
+            raise UsageError(f"{source} has an empty name; give the name that a node was started with")
+        if name in _OWN_KEYS:
+            raise UsageError(f"{source} names {name}, which {_OWN_KEYS[name]} says; leave it out here")
+        if name in _KEPT:
+            raise UsageError(f"{source} names {name}, which Ray keeps for itself; leave it out")
+        check_amount(f"{source}.{name[:64]}", value)
+
+
 def find_fingerprint(artifact: str, stated: str | None) -> str:
     """Return the fingerprint of an artifact: of its folder if that is on this machine, else as it was stated.
 
     Raises UsageError where it is not known or not as stated, ArtifactError for a folder that is damaged.
     """
     folder = Path(artifact)
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        pass  # it may be on the nodes alone
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{artifact[:80]!r} cannot be looked at ({why}); name another folder") from error
     if is_artifact(folder) or foreign_kind(folder) is not None:
         found = load_model(folder).manifest.fingerprint
         if stated not in (None, found):

@@ -20,6 +20,8 @@ from llorch_serve.cluster.spec import (
     MOST_SLOTS,
     ModelSpec,
     Scaling,
+    check_amount,
+    check_resources,
     find_fingerprint,
     llorch_version,
     read_replicas,
@@ -112,7 +114,7 @@ def parse_spec(content: bytes, *, origin: str) -> tuple[ModelSpec, ...]:
     """Parse the bytes of a cluster's file. origin: its name for messages. Raises UsageError."""
     try:
         document = tomllib.loads(content.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
         raise UsageError(f"{origin} is not TOML: {error}") from error
     problems = Problems(dict.fromkeys(_SPLITTING, f"would split a model; {_WHOLE_MODEL}"))
     problems.refuse_unknown(document, ("models",), "the file")
@@ -147,6 +149,7 @@ def _read_model(name: str, table: object, problems: Problems) -> ModelSpec | Non
     _check_artifact(found, where, problems)
     _check_share(found, where, problems)
     _check_together(found, where, problems)
+    problems.attempt(check_resources, f"{where}.resources", found.resources)
     memory = problems.attempt(read_size, f"{where}.memory", found.memory)
     cores = found.cores or _CORES_BESIDE_GPU
     engine = _read_engine(found, cores, where, problems)
@@ -235,6 +238,8 @@ def _check_share(found: _ModelTable, where: str, problems: Problems) -> None:
         problems.note(f"{where}.allow_cpu_nodes has no effect on the CPU, where all nodes are; leave it out")
     if found.gpus is not None and found.gpus > 1:
         problems.note(f"{where}.gpus is {found.gpus:g}; {_WHOLE_MODEL}")
+    elif found.gpus is not None:
+        problems.attempt(check_amount, f"{where}.gpus", found.gpus)
     if row is not None and row.device_type == "cuda" and found.gpus is None:
         problems.note(
             f"{where}.provider is {found.provider}, and Ray hides GPUs from a replica that asks for none; "

@@ -8,11 +8,13 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
 from llorch_serve.errors import LlorchError
+
+_MOST_BITS: Final = 63  # of an integer of TOML, beside its sign
 
 S = TypeVar("S", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -43,7 +45,7 @@ class Problems:
         where: what comes before a key's name in messages.
         """
         if not isinstance(table, dict):
-            self.note(f"{where} is {str(table)[:40]!r}; expected a table of keys and values")
+            self.note(f"{where} is {_shown(table, str)[:42]}; expected a table of keys and values")
             return None
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         before = len(self.found)
@@ -57,7 +59,10 @@ class Problems:
             try:
                 given[name] = msgspec.convert(table[name], field.type)
             except msgspec.ValidationError as error:
-                self.note(f"{where}.{name} is {repr(table[name])[:80]}; {_wanted(field.type, error)}")
+                self.note(f"{where}.{name} is {_shown(table[name])[:80]}; {_wanted(field.type, error)}")
+                continue
+            if _is_huge(table[name]):
+                self.note(f"{where}.{name} is {_shown(table[name])}; expected one of at most {_MOST_BITS}")
         return None if len(self.found) > before else kind(**given)
 
     def refuse_unknown(self, table: Mapping[str, Any], known: Collection[str], where: str) -> None:
@@ -71,6 +76,18 @@ class Problems:
             close = difflib.get_close_matches(key, list(known), n=1)
             meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
             self.note(f"{where} has the unknown key {key[:40]!r}; {meant}")
+
+
+def _is_huge(value: object) -> bool:
+    return isinstance(value, int) and value.bit_length() > _MOST_BITS
+
+
+def _shown(value: object, read: Callable[[object], object] = lambda value: value) -> str:
+    """Return a value for a message. Python writes no integer of more than some thousand digits."""
+    try:
+        return f"a number of {value.bit_length()} bits" if _is_huge(value) else repr(read(value))
+    except ValueError:
+        return f"a {type(value).__name__} with such a number"
 
 
 def _wanted(kind: Any, error: msgspec.ValidationError) -> str:
