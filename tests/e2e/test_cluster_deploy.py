@@ -43,9 +43,9 @@ def spec(name: str = "m", *, replicas: str = "1", fingerprint: str = "a", **chan
     return ModelSpec(settings, ReplicaRange(int(least), int(most or least)), **changes)
 
 
-def run(*models: ModelSpec) -> list[ModelStatus]:
+def run(*models: ModelSpec, tell=lambda _: None) -> list[ModelStatus]:
     deploy(models, TrivialReplica)
-    return await_running([model.name for model in models], PATIENCE_S, lambda _: None)
+    return await_running([model.name for model in models], PATIENCE_S, tell)
 
 
 def handle(model: str = "m"):
@@ -88,8 +88,10 @@ def test_a_changed_artifact_replaces_its_replica_under_load_without_a_failure():
     parts = iter(stream)
     assert next(parts) == b"a0"
     with asked_again_and_again() as answers:
-        [status] = run(spec(fingerprint="b"))
+        seen: list[ModelStatus] = []
+        [status] = run(spec(fingerprint="b"), tell=seen.append)
         after = who()
+    assert min(each.running for each in seen) == 1  # the new one is there before the old one is not
     assert status.settings.fingerprint == "b" * 64
     assert after[0] != before[0]
     assert after[1] == "b" * 64

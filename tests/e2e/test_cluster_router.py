@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +24,10 @@ def named() -> type:
         def record_replica_metadata(self) -> dict[str, Any]:
             return {"slots": 4, "fingerprint": "f"}
 
-        async def name(self, hint: Any) -> tuple[str, bool]:
+        async def name(self, hint: Any, seconds: float = 0.05) -> tuple[str, bool]:
             from ray import serve
 
-            await asyncio.sleep(0.05)  # so that requests are there at once
+            await asyncio.sleep(seconds)  # so that requests are there at once
             return serve.get_replica_context().replica_id.unique_id, hint.prefix is None
 
     return Named
@@ -63,6 +63,13 @@ def ask(handle: Any, *hints: RoutingHint) -> list[str]:
     return [name for name, _ in answers]
 
 
+def wait_until(happened: Callable[[], object]) -> None:
+    until = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < until, "it never happened"
+        time.sleep(0.001)
+
+
 def test_conversations_stay_where_they_began(handle: Any) -> None:
     first = ask(handle, *(RoutingHint("r", prefix=prompt(n, 40), fingerprint="f") for n in range(6)))
     assert len(set(first)) == 2
@@ -76,6 +83,28 @@ def test_many_at_once_are_spread_though_none_has_been_sent_yet(handle: Any) -> N
     names = ask(handle, *(RoutingHint("r", prefix=prompt(100 + n, 40)) for n in range(6)))
     assert min(names.count(name) for name in set(names)) >= 2
     assert len(set(names)) == 2
+
+
+def test_a_replica_does_not_look_idle_when_ray_has_forgotten_its_count(handle: Any) -> None:
+    router = handle._router._asyncio_router.request_router
+
+    def busy() -> list[str]:
+        names = [one.unique_id for one in router.curr_replicas]
+        return [name for name in names if router._in_flight.count(name)]
+
+    wait_until(lambda: not busy())  # Ray tells of an end a little later than the caller knows it
+    long = handle.name.remote(RoutingHint("r", prefix=prompt(400, 40)), 2.0)
+    wait_until(busy)
+    (taken,) = busy()
+    for replica_id in router.curr_replicas:
+        router.replica_queue_len_cache.invalidate_key(replica_id)
+    assert taken not in ask(handle, RoutingHint("r", prefix=prompt(500, 40)))
+    assert long.result(timeout_s=20)[0] == taken
+    wait_until(lambda: not busy())
+    given_up = handle.name.remote(RoutingHint("r", prefix=prompt(600, 40)), 20.0)
+    wait_until(busy)
+    given_up.cancel()
+    wait_until(lambda: not busy())
 
 
 def test_one_that_failed_a_request_is_avoided_and_who_took_it_is_told(handle: Any) -> None:

@@ -16,9 +16,9 @@ from typing import Any, Final
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from llorch_serve.cluster.choice import Candidate, Rules, choose
+from llorch_serve.cluster.in_flight import InFlight
 from llorch_serve.cluster.interfaces import RoutingHint
 from llorch_serve.cluster.prefix_index import PrefixIndex
-from llorch_serve.cluster.unsent import Unsent
 
 _ANYWHERE: Final = RoutingHint("")
 AVOID_S: Final = 15.0
@@ -40,7 +40,7 @@ class PrefixRouter(RequestRouter):
         self._rules = Rules(**rules)
         self._index = PrefixIndex()
         self._told: dict[ReplicaID, tuple[str, int, str]] = {}  # name, slots and fingerprint
-        self._unsent = Unsent(time.monotonic)
+        self._in_flight = InFlight(time.monotonic)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -54,11 +54,11 @@ class PrefixRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True  # or Ray asks again without a pause
             if time.time() - pending_request.created_at > AVOID_S:
                 hint = replace(hint, avoid=frozenset())
-        unsent = self._unsent.counts()
+        unsent = self._in_flight.unsent()
         candidates = [self._candidate(one, unsent) for one in candidate_replicas]
         chosen = choose(candidates, hint, self._index, self._rules)
         if chosen and pending_request is not None:
-            self._unsent.chosen(chosen[0], pending_request.metadata.internal_request_id)
+            self._in_flight.chosen(chosen[0], pending_request.metadata.internal_request_id)
             if hint.prefix is not None:
                 # Before it has got there, so that others of its kind that come at once go there too.
                 self._index.sent(chosen[0], hint.prefix)
@@ -75,26 +75,33 @@ class PrefixRouter(RequestRouter):
             )
             for one in replicas
         }
-        self._index.keep({name: slots for name, slots, _ in self._told.values()})
+        slots = {name: count for name, count, _ in self._told.values()}
+        self._index.keep(slots)
+        self._in_flight.keep(slots)
         super().update_replicas(replicas)
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         """Count a request as sent: from here on Ray's own count has it."""
         super().on_send_request(replica_id)
-        self._unsent.sent(replica_id.unique_id)
+        self._in_flight.sent(replica_id.unique_id)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Take note of the replica that has really taken a request."""
         hint = _hint_of(pending_request)
+        self._in_flight.taken(replica_id.unique_id, pending_request.metadata.internal_request_id)
         if hint.prefix is not None:
             self._index.sent(replica_id.unique_id, hint.prefix)
         if hint.on_taken is not None:
             hint.on_taken(replica_id.unique_id)
 
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Take note that a replica has a request no longer."""
+        self._in_flight.ended(replica_id.unique_id, internal_request_id)
+
     def _candidate(self, replica: RunningReplica, unsent: Mapping[str, int]) -> Candidate:
         name, slots, fingerprint = self._told[replica.replica_id]
         known = self.replica_queue_len_cache.get(replica.replica_id)  # None: not asked for some time
-        ongoing = (known or 0) + unsent.get(name, 0)
+        ongoing = max(known or 0, self._in_flight.count(name)) + unsent.get(name, 0)
         return Candidate(name, ongoing, slots, replica.max_ongoing_requests, fingerprint)
 
 

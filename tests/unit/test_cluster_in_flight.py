@@ -1,0 +1,56 @@
+"""Requests of a front on their way to a replica, and in it."""
+
+from __future__ import annotations
+
+from llorch_serve.cluster.in_flight import LONGEST_S, InFlight
+
+
+def test_a_choice_counts_until_it_is_sent() -> None:
+    flying = InFlight(lambda: 0.0)
+    flying.chosen("a", "1")
+    flying.chosen("a", "2")
+    flying.chosen("b", "3")
+    assert (flying.unsent()["a"], flying.unsent()["b"], flying.unsent()["c"]) == (2, 1, 0)
+    flying.sent("a")
+    flying.sent("c")  # chosen by nobody here: nothing to forget
+    assert (flying.unsent()["a"], flying.unsent()["b"]) == (1, 1)
+
+
+def test_a_request_that_is_chosen_for_anew_counts_once() -> None:
+    flying = InFlight(lambda: 0.0)
+    flying.chosen("a", "1")
+    flying.chosen("b", "1")
+    assert (flying.unsent()["a"], flying.unsent()["b"]) == (0, 1)
+
+
+def test_a_request_that_was_given_up_is_forgotten() -> None:
+    now = 0.0
+    flying = InFlight(lambda: now)
+    flying.chosen("a", "1")
+    now = LONGEST_S / 2
+    flying.chosen("a", "2")
+    assert flying.unsent()["a"] == 2
+    now = LONGEST_S
+    assert flying.unsent()["a"] == 1
+
+
+def test_what_a_replica_has_taken_counts_until_it_ends_however_long_that_takes() -> None:
+    now = 0.0
+    flying = InFlight(lambda: now)
+    flying.taken("a", "1")
+    flying.taken("a", "2")
+    now = 1000.0
+    assert (flying.count("a"), flying.count("b")) == (2, 0)
+    flying.ended("a", "1")
+    flying.ended("a", "1")  # told of twice
+    flying.ended("b", "2")  # which had refused it
+    assert flying.count("a") == 1
+
+
+def test_what_a_replica_had_is_forgotten_with_it() -> None:
+    flying = InFlight(lambda: 0.0)
+    flying.taken("a", "1")
+    flying.keep({"a", "b"})
+    assert flying.count("a") == 1
+    flying.keep({"b"})
+    assert flying.count("a") == 0
