@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+from dataclasses import replace
 
 import pytest
 
+from llorch_serve.cluster import front_model, handles, place
+from llorch_serve.cluster.settings import ReplicaSettings
+from llorch_serve.terminal.serve_replicas import Elsewhere
 from support.builders.tiny_artifact import write_tiny_artifact
+from support.fakes.generator import FakeGenerator
+from support.fakes.replicas import reader_of, replicas_of
 from support.harness.processes import llorch_here
 
 SMALL = f'[models.m]\nartifact = "/nowhere/m"\nfingerprint = "{"0" * 64}"\ncores = 1\n'
@@ -106,3 +113,19 @@ def test_a_release_of_ray_that_was_not_tested_is_refused(monkeypatch, file, tmp_
     outcome = llorch_here(*(places.get(word, word) for word in arguments))
     assert outcome.code == 4
     assert outcome.error().startswith("ray 2.59.1 is installed, and llorch was tested with 2.60.x alone")
+
+
+@pytest.mark.parametrize(("exact", "resumes"), [(True, True), (False, True), (False, False)])
+def test_streams_that_may_go_on_differently_are_told_of(monkeypatch, capsys, tmp_path, exact, resumes):
+    generator = FakeGenerator()
+    info = replace(generator.model_info(), batch_invariant=exact)
+    monkeypatch.setattr(generator, "model_info", lambda: info)
+    monkeypatch.setattr(place, "find_folder", lambda _: tmp_path)
+    monkeypatch.setattr(handles, "find_replicas", lambda *_: replicas_of(generator))
+    monkeypatch.setattr(front_model, "open_front_model", lambda _, told: reader_of(generator, told))
+    settings = ReplicaSettings(model="m", artifact="/m", fingerprint="f", version="1", cores=1)
+    load = Elsewhere("here", contextlib.nullcontext, lambda _: settings, resume_streams=resumes)
+    load._open(settings).close()
+    generator.close()
+    told = "may go on as another answer" in capsys.readouterr().err
+    assert told == (resumes and not exact)

@@ -85,6 +85,12 @@ class Elsewhere:
             check=self.progress.check,
             resume_streams=self.resume_streams,
         )
+        if self.resume_streams and not self.info().batch_invariant:
+            note(
+                "a stream whose replica ends may go on as another answer than it would have been, as this "
+                "model's do not stay the same from batch to batch; deploy with batch_invariant, or leave "
+                "--resume-streams out"
+            )
         return self.worker
 
     def companions(self) -> tuple[Companion, ...]:
