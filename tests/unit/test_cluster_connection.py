@@ -23,3 +23,25 @@ def test_a_process_that_has_left_its_cluster_gets_no_other_one():
     pytest.importorskip("ray")
     result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert result.stdout == "RaySystemError\nFalse\n"
+
+
+WITHOUT_RAY = """
+import importlib, pkgutil, sys
+import llorch_serve
+
+class NoRay:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ray" or name.startswith("ray."):
+            raise AssertionError(f"{name} was imported")
+
+sys.meta_path.insert(0, NoRay())
+for module in pkgutil.walk_packages(llorch_serve.__path__, "llorch_serve."):
+    if module.name not in ("llorch_serve.cluster.router", "llorch_serve.__main__"):
+        importlib.import_module(module.name)
+print("ray" in sys.modules)
+"""
+
+
+def test_nothing_of_llorch_imports_ray_but_what_ray_itself_loads():
+    result = subprocess.run([sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("False\n", "")
