@@ -192,6 +192,17 @@ def test_all_answers_of_an_aborted_request_end_cancelled():
         generator.close()
 
 
+def test_an_aborted_answer_tells_what_a_workers_does(worker, front):
+    def told(generator, name):
+        asked = request(name, TextPrompt("Hello there"), max_tokens=90, n=2, temperature=1, seed=3)
+        sink = Sink()
+        generator.submit(asked, sink)()
+        ends = [u for u in sink.answers(name)[name].updates if u.completion is not None]
+        return sorted((u.index, u.completion.seed, u.completion.prompt_tokens) for u in ends)
+
+    assert told(front, "ours") == told(worker, "theirs")
+
+
 def test_requests_for_another_model_are_no_replicas_business(worker):
     front, sink = routed(worker), Sink()
     front._info = replace(front._info, fingerprint="other")

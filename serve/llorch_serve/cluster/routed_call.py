@@ -14,6 +14,7 @@ from typing import TypeAlias
 from llorch_serve.cluster.interfaces import CallKind, RoutingHint
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.requests import Completion, GenerationUpdate, Timings, UpdateSink
+from llorch_serve.worker.answers import answer_seed
 
 _NO_TIME = Timings(0.0, 0.0, 0.0)
 
@@ -27,8 +28,9 @@ GoOn: TypeAlias = Callable[[tuple[tuple[int, ...] | None, ...]], bytes]
 class RoutedCall:
     """A request that has been taken.
 
-    answers: how many updates with a completion it ends with. seed: of its sampling. go_on: makes the request
-        that another replica goes on with; None: no other can, once anything has been told.
+    answers: how many updates with a completion it ends with.
+    seed, prompt_tokens: of a request for generated text.
+    go_on: makes the request that another replica goes on with; None: no other can, once anything is told.
     begun: whether its caller has been told anything. ended: whether the last update has been delivered.
     """
 
@@ -41,6 +43,7 @@ class RoutedCall:
         *,
         answers: int,
         seed: int = 0,
+        prompt_tokens: int = 0,
         go_on: GoOn | None = None,
     ) -> None:
         self.kind = kind
@@ -51,6 +54,7 @@ class RoutedCall:
         self.task: asyncio.Task[None] | None = None
         self._sink = sink
         self._seed = seed
+        self._prompt_tokens = prompt_tokens
         self._go_on = go_on
         self._told: list[list[int] | None] = [[] for _ in range(answers)]  # tokens; None: it has ended
         self._taken: str | None = None
@@ -124,10 +128,15 @@ class RoutedCall:
                     self.request_id,
                     "",
                     (),
-                    Completion(FinishReason.CANCELLED, None, 0, tokens, self._seed, _NO_TIME),
+                    self._cancelled(index, tokens),
                     index=index,
                     open_answers=len(left) - place,
                 )
                 for place, (index, tokens) in enumerate(left, 1)
             ]
         )
+
+    def _cancelled(self, index: int, tokens: int) -> Completion:
+        seed = answer_seed(self._seed, index) if self.kind == "generate" else 0
+        prompt_tokens = 0 if index else self._prompt_tokens
+        return Completion(FinishReason.CANCELLED, None, prompt_tokens, tokens, seed, _NO_TIME)

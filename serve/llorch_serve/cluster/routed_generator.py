@@ -97,7 +97,16 @@ class RoutedGenerator:
         if self._resume_streams and request.encoded is not None:
             go_on = functools.partial(_going_on, request, request.encoded)
         return self._calls.enter(
-            RoutedCall("generate", raw, hint, sink, answers=answers, seed=seed, go_on=go_on)
+            RoutedCall(
+                "generate",
+                raw,
+                hint,
+                sink,
+                answers=answers,
+                seed=seed,
+                prompt_tokens=len(ids),
+                go_on=go_on,
+            )
         )
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
