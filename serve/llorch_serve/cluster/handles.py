@@ -2,6 +2,8 @@
 
 Implements :class:`llorch_serve.cluster.interfaces.Replicas`. The process has joined the cluster, see
 ``connection.py``; which replica gets a request is the business of ``router.py``, which the handle asks.
+Broadcasts are alpha in Ray, and one method of theirs that is used here is private;
+``tests/e2e/test_cluster_ray.py`` tries it.
 """
 
 from __future__ import annotations
@@ -66,14 +68,17 @@ class HandleReplicas:
         return tuple(dict.fromkeys(id_ for ids in ended for id_ in ids))
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
-        """Return what each replica answers that does; those that have just ended do not."""
+        """Return what each replica answers that does in time; those that have just ended do not."""
         from ray.serve.exceptions import DeploymentUnavailableError
 
         asked = self._handle.broadcast(method, *arguments)
         try:
-            found = await asked.results_async(timeout_s=LOOK_S, return_exceptions=True)
+            # Ray's own way to await results knows one limit for all, after which it gives none of them.
+            answers = await asyncio.wait_for(asked._fetch_replica_results_async(), LOOK_S)
         except (DeploymentUnavailableError, TimeoutError):  # none is there
             return []
+        each_in_time = (asyncio.wait_for(answer.get_async(), LOOK_S) for answer in answers)
+        found = await asyncio.gather(*each_in_time, return_exceptions=True)
         return [each for each in found if not isinstance(each, BaseException)]
 
     async def close(self) -> None:
