@@ -17,7 +17,7 @@ import pytest
 
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.client.blocking import WorkerClient
-from llorch_serve.cluster import failures
+from llorch_serve.cluster import failures, handles
 from llorch_serve.cluster.actor import ReplicaActor
 from llorch_serve.cluster.deploy import (
     DEPLOYMENT,
@@ -265,6 +265,24 @@ def test_what_is_cancelled_frees_its_slot(deployed, front):
         front.submit(asked(f"d-{n}", 1, TokenPrompt((n + 1,))), freed)
     freed.answers(*(f"d-{n}" for n in range(2 * SLOTS)))
     print(f"slots free after {time.monotonic() - at:.2f} s")  # noqa: T201 - as above
+
+
+def test_a_replica_that_hangs_hides_no_other(deployed, front, monkeypatch):
+    monkeypatch.setattr(handles, "LOOK_S", 1.0)
+    wait_until(lambda: len(deployed.processes()) == 2)
+    (stuck, process), (other, _) = deployed.processes().items()
+    begin(front, asked("h-0", 3000), asked("h-1", 3000, TokenPrompt((9,))))
+    names = {taken(front, name): name for name in ("h-0", "h-1")}
+    assert set(names) == {stuck, other}
+    os.kill(process, signal.SIGSTOP)
+    try:
+        seen = front._loop.run(front._replicas.loads())
+        assert [load.replica for load in seen] == [other]
+        assert front.abort_everywhere(tuple(names.values()), "") == (names[other],)
+    finally:
+        os.kill(process, signal.SIGCONT)
+    front.abort_everywhere(tuple(names.values()), "")
+    assert len(front._loop.run(front._replicas.loads())) == 2
 
 
 def test_what_finds_no_room_is_told_when_to_come_back_and_nothing_hangs(front):

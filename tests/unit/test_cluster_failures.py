@@ -277,6 +277,33 @@ def test_what_fails_as_it_is_aborted_is_aborted():
         generator.close()
 
 
+def test_what_comes_after_the_last_part_of_an_answer_is_nobodys(workers):
+    replicas, again = replicas_of(workers[0]), Sink()
+    front = routed(workers[0], replicas=replicas)
+    call, live = replicas.call, []
+
+    async def twice(kind, raw, *, hint):
+        if live:
+            await asyncio.Event().wait()  # of the second request, which goes on
+        async for part in call(kind, raw, hint=hint):
+            yield part
+        live.append(front.submit(request("r", TextPrompt("Bye"), max_tokens=1), again))
+        yield part
+
+    replicas.call = twice
+    try:
+        sink = Sink()
+        front.submit(request("r", TextPrompt("Hello"), max_tokens=1), sink)
+        assert len(sink.answers("r")["r"].updates) == 1
+        front._loop.run(asyncio.sleep(0.01))
+        assert front._calls.find("r") is not None
+        live[0]()
+        assert again.answers("r")["r"].completion.reason.value == "cancelled"
+        assert sink.queue.empty()
+    finally:
+        front.close()
+
+
 def test_a_replica_that_is_told_to_end_is_a_lost_one():
     generator = FakeGenerator(free_running=False)
     replicas, sink = replicas_of(generator), Sink()

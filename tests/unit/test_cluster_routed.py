@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from llorch_serve.cluster import routed_calls, wire
 from llorch_serve.cluster.interfaces import ReplicaLoad
 from llorch_serve.cluster.prefix_index import prefix_of
 from llorch_serve.cluster.replica import ServedReplica
@@ -220,6 +222,41 @@ def test_a_replica_whose_engine_has_died_says_so_to_health_checks():
     with pytest.raises(UnavailableError, match="4711"):
         replica.check_health()
     generator.close()
+
+
+def test_a_long_part_of_an_answer_is_not_read_where_others_are_passed_on(worker, monkeypatch):
+    read, threads = wire.read_updates, []
+
+    def noting(request_id, raw):
+        threads.append(threading.current_thread().name)
+        return read(request_id, raw)
+
+    monkeypatch.setattr(wire, "read_updates", noting)
+    monkeypatch.setattr(routed_calls, "MOST_AT_ONCE_BYTES", 100)
+    front = routed(worker)
+    try:
+        asked = request("r", TextPrompt("Hello there"), max_tokens=1, prompt_logprobs=5)
+        assert answer(front, asked).updates[-1].completion is not None
+    finally:
+        front.close()
+    assert threads
+    assert "llorch-routing" not in threads
+
+
+def test_a_front_that_waits_for_a_first_replica_can_be_told_to_end(worker):
+    replicas, checked = replicas_of(worker), []
+
+    async def describe():
+        await asyncio.Event().wait()
+
+    def check():
+        checked.append(None)
+        if len(checked) == 3:
+            raise UnavailableError("the load was given up")
+
+    replicas.describe = describe
+    with pytest.raises(UnavailableError, match="given up"):
+        open_routed(replicas, lambda told: reader_of(worker, told), check=check, check_s=0.001)
 
 
 class SeenTwice(FakeReplicas):

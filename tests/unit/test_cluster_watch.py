@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 
 import pytest
 
@@ -45,3 +46,32 @@ def test_a_head_that_comes_back_is_not_lost():
 
 def test_a_model_that_is_another_ends_the_front():
     assert "deployed anew from another artifact, or deleted" in end_of(lambda _: True, lambda: False)
+
+
+def test_a_controller_that_does_not_answer_ends_no_front(caplog):
+    asked = []
+
+    def is_current():
+        asked.append(None)
+        if len(asked) < 3:
+            raise RuntimeError("the actor 10.0.0.5 was restarted")
+        return False
+
+    assert "another artifact" in end_of(lambda _: True, is_current)
+    assert len(asked) == 3
+    assert "whether the model is still the same" in caplog.text
+
+
+def test_a_controller_that_hangs_hides_no_lost_head():
+    hangs, asked = threading.Event(), threading.Event()
+
+    def is_current():
+        asked.set()
+        hangs.wait()
+        return True
+
+    try:
+        told = end_of(lambda _: not asked.is_set(), is_current)
+    finally:
+        hangs.set()
+    assert "has not answered" in told

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import Final
 
 from llorch_serve.cluster import wire
 from llorch_serve.cluster.failures import MOST_TRIES, AnswerCutError, judge
@@ -19,7 +20,10 @@ from llorch_serve.cluster.interfaces import Replicas
 from llorch_serve.cluster.loop_thread import LoopThread
 from llorch_serve.cluster.routed_call import RoutedCall
 from llorch_serve.errors import ReplicaLostError, UnavailableError, duplicate_id
-from llorch_serve.requests import Abort
+from llorch_serve.requests import Abort, GenerationUpdate
+
+MOST_AT_ONCE_BYTES: Final = 128 * 1024
+"""Of a part of an answer that the event loop reads itself: some ten milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +109,9 @@ class RoutedCalls:
         """Pass on what one replica answers. Raises the error that its answer ends with, or Ray's."""
         async with aclosing(self._replicas.call(call.kind, call.raw, hint=call.hint)) as parts:
             async for part in parts:
-                updates = wire.read_updates(call.request_id, part)
+                if call.ended:  # what comes behind its end is nobody's
+                    continue
+                updates = await _read(call.request_id, part)
                 last = updates[-1]
                 if last.error is not None:
                     raise last.error
@@ -136,3 +142,10 @@ class RoutedCalls:
         except Exception:  # the front's own loop may have ended
             call.ended = True
             logger.exception("the end of a request could not be told")
+
+
+async def _read(request_id: str, part: bytes) -> list[GenerationUpdate]:
+    """Return the updates of a part, read on a thread where all other answers would wait for it."""
+    if len(part) <= MOST_AT_ONCE_BYTES:
+        return wire.read_updates(request_id, part)
+    return await asyncio.to_thread(wire.read_updates, request_id, part)

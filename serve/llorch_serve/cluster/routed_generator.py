@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 from typing import Any
 
@@ -207,15 +208,24 @@ class RoutedGenerator:
 
 
 def open_routed(
-    replicas: Replicas, open_reader: Callable[[Description], RequestReader], **options: Any
+    replicas: Replicas,
+    open_reader: Callable[[Description], RequestReader],
+    *,
+    check: Callable[[], None] = lambda: None,
+    check_s: float = 0.5,
+    **options: Any,
 ) -> RoutedGenerator:
     """Return a generator over replicas once one of them says what it serves.
 
-    open_reader: makes what checks and encodes; called on this thread. options: the generator's.
+    open_reader: makes what checks and encodes; called on this thread. check: called every ``check_s`` seconds
+    until then; what it raises ends the wait. options: the generator's.
     """
     loop = LoopThread("llorch-routing")
     try:
-        description = loop.run(replicas.describe())
+        asked = loop.start(replicas.describe())
+        while not wait((asked,), check_s).done:
+            check()
+        description = asked.result()
         return RoutedGenerator(open_reader(description), replicas, description, loop, **options)
     except BaseException:
         loop.close()

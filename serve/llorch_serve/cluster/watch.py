@@ -8,8 +8,11 @@ the model was deployed anew from another artifact: its tokens are another's now.
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final
 
 from llorch_serve.calls.interfaces import ReadyWorker
@@ -21,6 +24,8 @@ LOST_S: Final = 30.0
 """How long a head may not answer. Ray's own processes wait for 60 s."""
 LOOK_S: Final = 2.0
 MODEL_LOOK_S: Final = 15.0  # the controller of a large cluster has better things to do
+
+logger = logging.getLogger(__name__)
 
 
 class ClusterWatch:
@@ -51,6 +56,7 @@ class ClusterWatch:
         """Look again and again. Raises WorkerError for a head that is lost and a model that is another."""
         head = self._head()
         seen = looked = time.monotonic()
+        looking: asyncio.Future[bool] | None = None
         while True:
             await asyncio.sleep(self._look_s)
             if not await asyncio.to_thread(self._alive, head):
@@ -61,13 +67,40 @@ class ClusterWatch:
                     )
                 continue
             seen = time.monotonic()
-            if seen - looked >= self._model_look_s:
+            if looking is None and seen - looked >= self._model_look_s:
                 looked = seen
-                if not await asyncio.to_thread(self._is_current):
+                looking = _on_daemon_thread(self._is_current)
+            if looking is not None and looking.done():
+                if _is_another(looking):
                     raise WorkerError(
                         "the model was deployed anew from another artifact, or deleted; start this front "
                         "again"
                     )
+                looking = None
 
     async def tell(self, state: WorkerState) -> None:
         """Have nothing to tell anybody."""
+
+
+def _is_another(looked: asyncio.Future[bool]) -> bool:
+    """Tell whether a look found another model. One that failed has found nothing: a controller may be on its
+    way to another node.
+    """
+    if (error := looked.exception()) is None:
+        return not looked.result()
+    logger.warning("it is not known whether the model is still the same: %s", type(error).__name__)
+    return False
+
+
+def _on_daemon_thread(ask: Callable[[], bool]) -> asyncio.Future[bool]:
+    """Ask on a thread that keeps nothing waiting: without its head, Ray may never answer."""
+    answer: Future[bool] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001 - passed on to who looks at the answer
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="llorch-watch", daemon=True).start()
+    return asyncio.wrap_future(answer)

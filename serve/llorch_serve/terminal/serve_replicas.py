@@ -80,7 +80,10 @@ class Elsewhere:
         self._served = found
         self.progress.check()
         self.worker = open_routed(
-            replicas, lambda told: open_front_model(folder, told), resume_streams=self.resume_streams
+            replicas,
+            lambda told: open_front_model(folder, told),
+            check=self.progress.check,
+            resume_streams=self.resume_streams,
         )
         return self.worker
 
