@@ -223,6 +223,32 @@ def test_a_stream_goes_on_elsewhere_with_the_ids_of_an_undisturbed_run(deployed,
         wait_until(lambda: len(set(deployed.processes()) - {victim}) == 2)
 
 
+@pytest.mark.slow
+def test_a_replica_that_stands_still_holds_up_no_other(deployed):
+    wait_until(lambda: len(deployed.processes()) == 2)
+    with deployed.front() as front:
+        told: list[bool] = []
+        front.when_answerable(told.append)
+        streams = begin(front, *(asked(f"still-{n}", 1500, TokenPrompt((n + 1,))) for n in range(4)))
+        victim = taken(front, "still-0")
+        stopped = deployed.processes()[victim]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            at = time.monotonic()
+            wait_until(lambda: front.load().slots == SLOTS)
+            few = Sink()
+            names = [f"few-{n}" for n in range(20)]
+            for name in names:
+                front.submit(asked(name, 4, TokenPrompt((int(name[4:]) + 9,))), few)
+            assert [len(answer.ids) for answer in few.answers(*names).values()] == [4] * 20
+            print(f"answered beside it after {time.monotonic() - at:.1f} s")  # noqa: T201 - as above
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        wait_until(lambda: front.load().slots == 2 * SLOTS)
+        assert [len(sink.answers(name)[name].ids) for name, sink in streams.items()] == [1500] * 4
+        assert told == []
+
+
 def test_what_is_cancelled_frees_its_slot(deployed, front):
     wait_until(lambda: len(deployed.processes()) == 2)
     sinks, aborts = {}, {}

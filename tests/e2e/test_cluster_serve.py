@@ -5,18 +5,20 @@ What is quick is in ``test_cluster_commands.py``.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.cluster.deploy import statuses
 from llorch_serve.errors import LlorchError
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
@@ -72,6 +74,82 @@ def test_a_rolling_update_under_load_fails_no_request_of_a_front(cluster, long, 
         assert min(counts) > 0
         assert (model["slots"], model["running"]) == (3, 1)
     assert llorch_here("cluster", "delete", "rolled", *there).code == 0
+
+
+SCALED = """
+[models.scaled]
+artifact = "{folder}"
+cores = 1
+slots = 4
+max_context = 8192
+kv_cache_memory = "64MiB"
+replicas = "1:2"
+[models.scaled.scaling]
+target_requests = 2
+up_delay_s = 1
+down_delay_s = 1
+"""
+
+
+def test_replicas_come_and_go_with_the_streams_and_none_is_cut(cluster, long, tmp_path):
+    there = ("--address", cluster.address)
+    file = tmp_path / "cluster.toml"
+    file.write_text(SCALED.format(folder=long))
+    assert llorch_here("cluster", "deploy", file, *there).code == 0
+    with (
+        serving("--cluster", cluster.address, "--model", "scaled") as front,
+        WorkerClient(front.address) as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        enough = [threading.Event() for _ in range(6)]
+
+        def ask(number: int) -> int:
+            """Ask for one stream after the other, each to its end; return how many there were."""
+            for count in itertools.count():
+                if enough[number].is_set():
+                    return count
+                [answer] = client.complete(asked(4000, f"s{number}-{count}"))
+                assert len(answer.token_ids) == 4000
+            raise AssertionError
+
+        assert replicas_of("scaled") == (1, 1)
+        began = time.monotonic()
+        asking = [pool.submit(ask, number) for number in range(6)]
+        try:
+            up_s = until_replicas("scaled", 2, asking) - began
+            while client.load().running <= 4:  # more than one of them has slots for
+                time.sleep(0.1)  # between two looks
+            fewer = time.monotonic()
+            for one in enough[2:]:
+                one.set()
+            # Two go on, in whatever replica each finds: one of them ends with a stream in it.
+            down_s = until_replicas("scaled", 1, asking) - fewer
+        finally:
+            for one in enough:
+                one.set()
+        counts = [one.result() for one in asking]
+        assert min(counts) > 0
+        print(f"two after {up_s:.1f} s, one again after {down_s:.1f} s, {sum(counts)} streams whole")  # noqa: T201
+        assert up_s < 20
+        assert down_s < 30
+    assert llorch_here("cluster", "delete", "scaled", *there).code == 0
+
+
+def replicas_of(model: str) -> tuple[int, int]:
+    """Return how many replicas run, and how many should."""
+    [found] = [one for one in statuses() if one.name == model]
+    return found.running, found.wanted
+
+
+def until_replicas(model: str, count: int, asking: list[Future[int]]) -> float:
+    """Look until so many replicas run; return when that was. Those who ask go on meanwhile."""
+    until = time.monotonic() + 60
+    while replicas_of(model) != (count, count):
+        assert time.monotonic() < until, statuses()
+        failed = [one for one in asking if one.done() and one.exception() is not None]
+        assert not failed, failed[0].exception()
+        time.sleep(0.1)  # between two looks
+    return time.monotonic()
 
 
 def test_a_front_ends_in_order_where_its_model_is_another(cluster, long, tiny, tmp_path):

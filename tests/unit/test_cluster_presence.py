@@ -137,6 +137,57 @@ class Many:
         return self._said
 
 
+class Said(FakeReplicas):
+    """Replicas of which only those say how busy they are that are told to, and that show who is avoided."""
+
+    def __init__(self, *replicas):
+        super().__init__(*replicas)
+        self.names = ["a", "b"]
+        self.avoided = []
+
+    async def call(self, kind, raw, *, hint):
+        self.avoided.append(hint.avoid)
+        async for part in super().call(kind, raw, hint=hint):
+            yield part
+
+    async def loads(self):
+        return [ReplicaLoad(name, "f", LOAD) for name in self.names]
+
+
+@pytest.mark.parametrize(
+    ("names", "avoided"), [(["a", "b"], set()), (["b"], {"a"}), (["b", "c"], {"a"}), ([], set())]
+)
+def test_a_request_avoids_a_replica_that_says_nothing_while_others_do(names, avoided):
+    generator = FakeGenerator()
+    replicas = Said(replica_of(generator))
+    front = routed(generator, replicas=replicas, load_interval_s=1000)
+    try:
+        replicas.names = names
+        front._loop.run(front._presence.look())
+        front.submit(GenerationRequest("r", TextPrompt("a")), sink := Sink())
+        assert sink.answers("r")["r"].updates[-1].completion is not None
+        assert replicas.avoided == [avoided]
+    finally:
+        front.close()
+        generator.close()
+
+
+def test_a_replica_that_says_nothing_for_long_is_forgotten():
+    replicas = Many(2)
+
+    async def look_again(after_s):
+        looking = presence.Presence(replicas, "f", lambda: None, 1.0)
+        await looking.look()
+        replicas._said.pop(0)
+        await asyncio.sleep(after_s)
+        await looking.look()
+        return looking.silent
+
+    assert run_virtually(lambda _: look_again(presence.FORGOTTEN_S - 1)) == {"r0"}
+    replicas = Many(2)
+    assert run_virtually(lambda _: look_again(presence.FORGOTTEN_S + 1)) == set()
+
+
 @pytest.mark.parametrize(("count", "looks"), [(0, 11), (50, 11), (250, 3)])
 def test_many_replicas_are_asked_more_seldom(count, looks):
     replicas = Many(count)

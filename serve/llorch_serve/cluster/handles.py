@@ -1,9 +1,9 @@
 """Replicas that Ray Serve runs, reached by a handle of their deployment.
 
 Implements :class:`llorch_serve.cluster.interfaces.Replicas`. The process has joined the cluster, see
-``connection.py``; which replica gets a request is the business of ``router.py``, which the handle asks. What
-all replicas are asked at once goes by a private interface of Ray; ``tests/e2e/test_cluster_ray.py`` is its
-smoke test.
+``connection.py``; which replica gets a request is the business of ``router.py``, which the handle asks.
+Broadcasts are alpha in Ray, and one method of theirs that is used here is private;
+``tests/e2e/test_cluster_ray.py`` tries it.
 """
 
 from __future__ import annotations
@@ -68,24 +68,18 @@ class HandleReplicas:
         return tuple(dict.fromkeys(id_ for ids in ended for id_ in ids))
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
-        """Return what each replica answers that does so in time; those that have just ended do not.
-
-        Ray's own ``results_async`` gives nothing at all where one of them hangs.
-        """
+        """Return what each replica answers that does in time; those that have just ended do not."""
         from ray.serve.exceptions import DeploymentUnavailableError
 
         asked = self._handle.broadcast(method, *arguments)
         try:
-            sent = await asyncio.wait_for(asked._fetch_replica_results_async(), LOOK_S)
+            # Ray's own way to await results knows one limit for all, after which it gives none of them.
+            answers = await asyncio.wait_for(asked._fetch_replica_results_async(), LOOK_S)
         except (DeploymentUnavailableError, TimeoutError):  # none is there
             return []
-        answers = [asyncio.ensure_future(one.get_async()) for one in sent]
-        if not answers:
-            return []
-        ended, hanging = await asyncio.wait(answers, timeout=LOOK_S)
-        for one in hanging:
-            one.cancel()
-        return [one.result() for one in answers if one in ended and not _failed(one)]
+        each_in_time = (asyncio.wait_for(answer.get_async(), LOOK_S) for answer in answers)
+        found = await asyncio.gather(*each_in_time, return_exceptions=True)
+        return [each for each in found if not isinstance(each, BaseException)]
 
     async def close(self) -> None:
         """Let go of the replicas, which go on."""
@@ -97,10 +91,6 @@ def find_replicas(model: str, fingerprint: str) -> HandleReplicas:
     from ray import serve
 
     return HandleReplicas(serve.get_deployment_handle(DEPLOYMENT, application_of(model)), fingerprint)
-
-
-def _failed(answer: asyncio.Future[Any]) -> bool:
-    return answer.cancelled() or answer.exception() is not None
 
 
 async def _result(response: Any) -> Any:

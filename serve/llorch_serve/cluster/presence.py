@@ -19,6 +19,9 @@ LOOKED_AT: Final = 50  # replicas in an interval; of more each is asked more sel
 ABSENT_S: Final = 2.0
 """After which a front without a replica says that it does not serve."""
 
+FORGOTTEN_S: Final = 120.0
+"""After which a replica that says nothing counts as gone: Ray has replaced it by then."""
+
 WAIT_S: Final = 30.0
 """After which requests that wait for one end: a replica that is replaced is back long before."""
 
@@ -26,9 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class Presence:
-    """Used on the replicas' loop, but for the totals, and for :meth:`when_answerable`.
+    """Used on the replicas' loop, but for the totals and ``silent``, and for :meth:`when_answerable`.
 
     fingerprint: of the model. give_up: called again and again while none is there for WAIT_S and longer.
+    totals: as of the last look. silent: the replicas that said nothing then while others did: those that
+        stand still, or have gone.
     """
 
     def __init__(
@@ -40,7 +45,9 @@ class Presence:
         self._tally = Tally(fingerprint)
         self._answerable = True
         self._listeners: list[Callable[[bool], None]] = []
+        self._heard: dict[str, float] = {}  # when each replica last said how busy it is
         self.totals: Totals = self._tally.look(())
+        self.silent: frozenset[str] = frozenset()
 
     def when_answerable(self, tell: Callable[[bool], None]) -> None:
         """Have ``tell`` called, on the loop, whenever the last replica has gone or a first one has come."""
@@ -49,9 +56,16 @@ class Presence:
     async def look(self) -> None:
         """Look once."""
         try:
-            self.totals = self._tally.look(await self._replicas.loads())
+            loads = await self._replicas.loads()
+            self.totals = self._tally.look(loads)
         except Exception:  # shown as it was until the next look
             logger.exception("the replicas did not say how busy they are")
+            return
+        now = asyncio.get_running_loop().time()
+        self._heard |= dict.fromkeys((each.replica for each in loads), now)
+        self._heard = {name: at for name, at in self._heard.items() if now - at < FORGOTTEN_S}
+        silent = self._heard.keys() - {each.replica for each in loads}
+        self.silent = frozenset(silent) if loads else frozenset()
 
     async def watch(self) -> None:
         """Look until cancelled."""

@@ -186,6 +186,7 @@ class RoutedGenerator:
             prefix=prefix_of(ids, self._cache_salt(request)) if ids else None,
             fingerprint=self._info.fingerprint,
             session=f"{request.owner}/{request.client_id}" if request.client_id else None,
+            avoid=self._presence.silent,
         )
 
     def _send(

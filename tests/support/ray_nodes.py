@@ -1,0 +1,110 @@
+"""A Ray cluster of three nodes on this machine, in a process of its own: nodes are lost while others go on.
+
+As a program it is that process: it tells the head's address and the processes of the other nodes, and then
+ends a node for each line on its stdin that names one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from support.harness.processes import with_scripts
+
+NODES = 3
+STORE_BYTES = 80 * 2**20
+_REPLICA = "ray::ServeReplica"
+
+
+@dataclass(frozen=True)
+class RayNodes:
+    """Nodes of one logical core each. address: the head's, HOST:PORT. token: what a process shows that joins.
+
+    others: the process that is each node but the head's, by which it is lost.
+    """
+
+    address: str
+    token: dict[str, str]
+    others: list[int]
+    process: subprocess.Popen[str]
+
+    def replicas_of(self, node: int) -> list[psutil.Process]:
+        """Return the processes of replicas on a node."""
+        children = psutil.Process(node).children(recursive=True)
+        return [one for one in children if _title(one).startswith(_REPLICA)]
+
+    def lose(self, node: int) -> None:
+        """Kill all processes of a node, which says nothing to anybody."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{node}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == f"{node}\n"
+
+
+@contextlib.contextmanager
+def ray_nodes() -> Iterator[RayNodes]:
+    """Start three nodes, of which the first is the head; end what is left of them afterwards."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
+    inherited = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "support.ray_nodes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=with_scripts(inherited) | token | quiet,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        started = json.loads(process.stdout.readline())
+        everything = psutil.Process(process.pid).children(recursive=True)
+        try:
+            yield RayNodes(started["address"], token, started["others"], process)
+        finally:
+            everything += psutil.Process(process.pid).children(recursive=True)
+            process.stdin.close()
+            process.wait()
+            _, left = psutil.wait_procs(set(everything), timeout=60)
+            for one in left:
+                one.kill()
+    assert left == []
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def main() -> None:
+    """Run the nodes until stdin ends."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    others = {_raylet(one): one for one in [cluster.add_node(**node) for _ in range(NODES - 1)]}
+    sys.stdout.write(json.dumps({"address": cluster.address, "others": list(others)}) + "\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        cluster.remove_node(others[int(line)], allow_graceful=False)
+        sys.stdout.write(line)
+        sys.stdout.flush()
+    cluster.shutdown()
+
+
+def _raylet(node: object) -> int:
+    [process] = node.all_processes["raylet"]  # type: ignore[attr-defined]
+    return process.process.pid
+
+
+if __name__ == "__main__":
+    main()
