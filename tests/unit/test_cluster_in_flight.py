@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llorch_serve.cluster.in_flight import LONGEST_S, InFlight
+from llorch_serve.cluster.in_flight import LONGEST_S, MOST_ENDED, InFlight
 
 
 def test_a_choice_counts_until_it_is_sent() -> None:
@@ -54,3 +54,26 @@ def test_what_a_replica_had_is_forgotten_with_it() -> None:
     assert flying.count("a") == 1
     flying.keep({"b"})
     assert flying.count("a") == 0
+
+
+def test_a_request_that_ends_before_it_is_known_to_be_taken_is_not_counted_for_good():
+    counts = InFlight(lambda: 0.0)
+    counts.keep(["a", "b"])
+    counts.chosen("a", "quick")
+    counts.ended("a", "quick")
+    counts.taken("a", "quick")
+    assert counts.count("a") == 0
+    # One that a replica has rejected is counted where it is taken then, were it the same one.
+    for replica in "ab":
+        counts.chosen("a", replica)
+        counts.ended("a", replica)
+        counts.chosen(replica, replica)
+        counts.taken(replica, replica)
+        assert counts.count(replica) == 1
+
+
+def test_what_has_ended_and_is_never_taken_is_forgotten():
+    counts = InFlight(lambda: 0.0)
+    for request in range(3 * MOST_ENDED):
+        counts.ended("a", str(request))
+    assert len(counts._ended) == MOST_ENDED

@@ -15,6 +15,10 @@ LONGEST_S: Final = 1.0
 """After which a request that was not sent is taken to have been given up."""
 
 
+MOST_ENDED: Final = 1024
+"""Requests remembered whose end was told before it was that a replica had taken them."""
+
+
 class InFlight:
     """Counts them by replica. now: a clock that does not go back, in seconds."""
 
@@ -22,6 +26,7 @@ class InFlight:
         self._now = now
         self._unsent: dict[str, tuple[str, float]] = {}  # by the request, in the order of the choices
         self._taken: dict[str, set[str]] = {}  # requests by their replica
+        self._ended: dict[str, str] = {}  # replicas by the request, which may still be told to be taken
 
     def keep(self, replicas: Collection[str]) -> None:
         """Say which replicas there are."""
@@ -30,6 +35,7 @@ class InFlight:
     def chosen(self, replica: str, request_id: str) -> None:
         """Take note of a choice, which takes the place of an earlier one of the same request."""
         self._unsent.pop(request_id, None)
+        self._ended.pop(request_id, None)  # that was a rejection
         self._unsent[request_id] = (replica, self._now())
 
     def sent(self, replica: str) -> None:
@@ -40,12 +46,21 @@ class InFlight:
                 return
 
     def taken(self, replica: str, request_id: str) -> None:
-        """Take note that a replica has a request."""
-        self._taken.setdefault(replica, set()).add(request_id)
+        """Take note that a replica has a request, unless it has ended already: Ray tells of both in either
+        order.
+        """
+        if self._ended.pop(request_id, None) != replica:
+            self._taken.setdefault(replica, set()).add(request_id)
 
     def ended(self, replica: str, request_id: str) -> None:
         """Take note that a replica has it no longer; idempotent."""
-        self._taken.get(replica, set()).discard(request_id)
+        taken = self._taken.get(replica, set())
+        if request_id in taken:
+            taken.remove(request_id)
+            return
+        self._ended[request_id] = replica
+        if len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def unsent(self) -> Counter[str]:
         """Return how many are still to be sent to each replica."""
