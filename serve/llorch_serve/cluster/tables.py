@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeGuard, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -78,7 +78,7 @@ class Problems:
             self.note(f"{where} has the unknown key {key[:40]!r}; {meant}")
 
 
-def _is_huge(value: object) -> bool:
+def _is_huge(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and value.bit_length() > _MOST_BITS
 
 
