@@ -224,7 +224,8 @@ def test_fronts_have_the_flags_of_serve_and_join_the_head_of_the_cluster(got):
     assert outcome.code == 0, outcome
     head = f"{CLUSTER['metadata']['name']}-head-svc:6379"
     assert (got["cluster"], got["model"]) == (head, MODEL.name)
-    assert f"ray start --address {head} --num-cpus 0 " in script
+    # What callers of the front show is no business of Ray's processes.
+    assert f"env -u LLORCH_API_TOKEN ray start --address {head} --num-cpus 0 " in script
     assert script.endswith('&& exec llorch serve "$@"')
     pause = FRONT["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert FRONT_POD["terminationGracePeriodSeconds"] >= pause + got["drain_timeout"] + ENDING_S
@@ -262,6 +263,30 @@ def test_a_node_has_what_a_replica_of_the_example_takes_and_the_time_to_end_it()
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert MODEL.settings.artifact in mounts
     assert MODEL.settings.artifact in {mount["mountPath"] for mount in FRONT["volumeMounts"]}
+
+
+def test_no_pod_of_a_cluster_has_more_rights_than_it_needs():
+    nodes = [CLUSTER["spec"]["headGroupSpec"], *CLUSTER["spec"]["workerGroupSpecs"]]
+    pods = [FRONT_POD, *(node["template"]["spec"] for node in nodes)]
+    for pod in pods:
+        assert pod["securityContext"] == POD["securityContext"]
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    # The head's autoscaler asks Kubernetes for nodes.
+    assert [pod["automountServiceAccountToken"] for pod in pods] == [False, True, False]
+
+
+def test_ray_is_reached_by_nodes_of_the_cluster_alone():
+    ray, front = yaml.safe_load_all((DEPLOY / "cluster-network.yaml").read_text())
+    cluster = {"ray.io/cluster": CLUSTER["metadata"]["name"]}
+    fronts = FRONTS["spec"]["selector"]["matchLabels"]
+    everybody = {"ray": {"metrics"}, "front": {port["name"] for port in FRONT["ports"]}}
+    for name, policy, pods in (("ray", ray, cluster), ("front", front, fronts)):
+        assert policy["spec"]["podSelector"] == {"matchLabels": pods}
+        inside, outside = policy["spec"]["ingress"]
+        assert [one["podSelector"]["matchLabels"] for one in inside["from"]] == [cluster, fronts]
+        assert {port["port"] for port in outside["ports"]} == everybody[name]
 
 
 def test_keda_scales_the_workers_by_metrics_that_they_have():
