@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import psutil
@@ -116,14 +117,16 @@ def test_replicas_come_and_go_with_the_streams_and_none_is_cut(cluster, long, tm
         began = time.monotonic()
         asking = [pool.submit(ask, number) for number in range(6)]
         try:
-            up_s = until_replicas("scaled", 2, asking) - began
-            while client.load().running <= 4:  # more than one of them has slots for
-                time.sleep(0.1)  # between two looks
+            look_until(lambda: replicas_of("scaled") == (2, 2), asking)
+            up_s = time.monotonic() - began
+            # More than one of them has slots for.
+            look_until(lambda: client.load().running > 4, asking)
             fewer = time.monotonic()
             for one in enough[2:]:
                 one.set()
             # Two go on, in whatever replica each finds: one of them ends with a stream in it.
-            down_s = until_replicas("scaled", 1, asking) - fewer
+            look_until(lambda: replicas_of("scaled") == (1, 1), asking)
+            down_s = time.monotonic() - fewer
         finally:
             for one in enough:
                 one.set()
@@ -141,15 +144,14 @@ def replicas_of(model: str) -> tuple[int, int]:
     return found.running, found.wanted
 
 
-def until_replicas(model: str, count: int, asking: list[Future[int]]) -> float:
-    """Look until so many replicas run; return when that was. Those who ask go on meanwhile."""
+def look_until(happened: Callable[[], bool], asking: list[Future[int]]) -> None:
+    """Look again and again until it happened. Those who ask go on meanwhile."""
     until = time.monotonic() + 60
-    while replicas_of(model) != (count, count):
+    while not happened():
         assert time.monotonic() < until, statuses()
         failed = [one for one in asking if one.done() and one.exception() is not None]
         assert not failed, failed[0].exception()
         time.sleep(0.1)  # between two looks
-    return time.monotonic()
 
 
 def test_a_front_ends_in_order_where_its_model_is_another(cluster, long, tiny, tmp_path):
