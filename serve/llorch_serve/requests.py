@@ -405,6 +405,8 @@ class GenerationUpdate:
         first update of answer 0, and only there.
     score: of a continuation, with its only update; ``index`` says which.
     embedding: of a text, likewise.
+    replicas: with the last update of a request that a front had replicas answer: those that have had it, the
+        one that answered at the end.
     """
 
     request_id: str
@@ -420,6 +422,7 @@ class GenerationUpdate:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     score: ContinuationScore | None = None
     embedding: TextEmbedding | None = None
+    replicas: tuple[str, ...] = ()
 
     @property
     def is_last(self) -> bool:
