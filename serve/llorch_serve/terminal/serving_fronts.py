@@ -17,6 +17,8 @@ from pathlib import Path
 
 from llorch_serve.calls.interfaces import ClosableGenerator, Front, FrontFactory
 from llorch_serve.calls.trace_endpoint import check_endpoint
+from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.cluster.totals import totals_of
 from llorch_serve.engine.load import Load
 from llorch_serve.http.settings import DEFAULT_SETTINGS, HttpSettings
 from llorch_serve.observe.logs import writes_json
@@ -135,10 +137,16 @@ def _http_front(
     judge_exposure(host, security, require_auth=require_auth)
     scheme = "http" if tls is None else "https"
     meters = Meters()
+    watched: list[ClosableGenerator] = []
 
     def watch(generator: ClosableGenerator) -> Observer:
         meters.watch(generator)
+        watched.append(generator)
         return meters
+
+    def replicas() -> Sequence[ReplicaLoad] | None:
+        totals = totals_of(watched[-1]) if watched else None
+        return None if totals is None else totals.replicas
 
     def answered(answer: Answered) -> None:
         narrator.answered(answer)
@@ -156,6 +164,7 @@ def _http_front(
             meters.expose,
             on_answered=answered,
             on_bound=tell,
+            replicas=replicas,
         )
 
     return make, watch
