@@ -504,6 +504,8 @@ class ModelInfo:
     device: the provider's, like ``cpu`` or ``cuda:1``; empty from an older worker.
     embedding_size: numbers of a text's vector; 0: the model embeds no texts, but generates.
     served_names: what clients may call the model beside ``model_id``, the one that answers tell first.
+    capabilities: what it is asked for, as it was loaded: ``generate``, ``tokenize``, ``chat``, ``score``,
+        ``rank``, ``structured``, ``embed``; empty from an older worker.
     """
 
     model_id: str
@@ -525,6 +527,7 @@ class ModelInfo:
     device: str = ""
     served_names: tuple[str, ...] = ()
     embedding_size: int = 0
+    capabilities: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
