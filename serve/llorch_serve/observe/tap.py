@@ -83,6 +83,7 @@ class ObservedGenerator:
     def __init__(self, inner: ClosableGenerator, observers: Sequence[Observer]) -> None:
         self._inner = inner
         self._observers = tuple(observers)
+        self._tracing = [each for each in self._observers if isinstance(each, Tracing)]
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         # One tap for each sink, so that a step's updates still reach a sink in one call; it lives as long as
         # a request.
@@ -136,14 +137,13 @@ class ObservedGenerator:
 
     def _traced(self, request: R, seen: Observed) -> R:
         """Return a request whose traceparent is of the span that is made of it here, if one is."""
-        for observer in self._observers:
-            if isinstance(observer, Tracing):
-                try:
-                    traceparent = observer.open(seen)
-                except Exception:  # as in _observe
-                    logger.exception("an observer failed")
-                else:
-                    request = replace(request, traceparent=traceparent or request.traceparent)
+        for observer in self._tracing:
+            try:
+                traceparent = observer.open(seen)
+            except Exception:  # as in _observe
+                logger.exception("an observer failed")
+            else:
+                request = replace(request, traceparent=traceparent or request.traceparent)
         return request
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:

@@ -76,7 +76,9 @@ class Tracer:
 
     def ended(self, seen: Observed, ending: Ending) -> None:
         """End the request's span, with what was found."""
-        span: Span = seen.span
+        span: Span | None = seen.span
+        if span is None:  # it could not be begun, which has been logged
+            return
         span.set_attributes(_found(seen, ending))
         if seen.first_s is not None:
             span.add_event("llorch.first_token", timestamp=_moment(seen, seen.first_s))

@@ -258,7 +258,7 @@ function show(load) {
 
 function replicaRow(one) {
   const row = document.createElement("tr");
-  const values = [one.replica, `${one.running} of ${one.slots}`, one.waiting, one.tokens_per_second.toFixed(1)];
+  const values = [one.replica, `${one.running} of ${one.slots}`, one.waiting, Number(one.tokens_per_second).toFixed(1)];
   for (const value of values) {
     const cell = document.createElement("td");
     cell.textContent = value;
