@@ -96,11 +96,11 @@ def test_before_anything_is_told_others_are_tried(workers, lost):
     replicas.parts_left = {f"r{place}": 0 for place in range(lost)}
     front = routed(*workers[:3], replicas=replicas)
     try:
-        asked = request("r", TextPrompt("Hello"), max_tokens=4, temperature=1)
+        asked = request("r", TextPrompt("Hello"), max_tokens=4, temperature=1, ignore_eos=True)
         found = answer(front, asked)
         assert len(found.ids) == 4
         seed = found.completion.seed
-        again = request("r", TextPrompt("Hello"), max_tokens=4, temperature=1, seed=seed)
+        again = request("r", TextPrompt("Hello"), max_tokens=4, temperature=1, ignore_eos=True, seed=seed)
         assert answer(workers[3], again).ids == found.ids  # one seed, drawn once
         assert [sorted(hint.avoid) for hint in replicas.hints] == [["r0", "r1"][:n] for n in range(lost + 1)]
     finally:
