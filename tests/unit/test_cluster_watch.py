@@ -86,3 +86,20 @@ def test_a_controller_that_hangs_hides_no_lost_head():
     finally:
         hangs.set()
     assert "has not answered" in told
+
+
+def test_a_look_that_ends_after_the_watch_tells_nobody(caplog, monkeypatch):
+    goes_on, began, failed = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    threads = []
+
+    def follow():
+        threads.append(threading.current_thread())
+        began.set()
+        goes_on.wait()
+
+    assert "has not answered" in end_of(lambda _: not began.is_set(), follow)
+    goes_on.set()
+    threads[0].join(20)
+    assert failed == []
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

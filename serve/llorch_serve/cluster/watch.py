@@ -59,25 +59,32 @@ class ClusterWatch:
         """Look again and again. Raises WorkerError for a head that is lost and a model that cannot be
         served.
         """
+        looking: asyncio.Future[None] | None = None
         head = self._head()
         seen = looked = time.monotonic()
-        looking: asyncio.Future[None] | None = None
-        while True:
-            await asyncio.sleep(self._look_s)
-            if not await asyncio.to_thread(self._alive, head):
-                if time.monotonic() - seen >= self._lost_s:
-                    raise WorkerError(
-                        f"the head of the cluster at {head} has not answered for {self._lost_s:g} s, and the "
-                        "cluster ends without it; start the head again, deploy, and start this front again"
-                    )
-                continue
-            seen = time.monotonic()
-            if looking is None and (seen - looked >= self._model_look_s or self._is_urgent()):
-                looked = seen
-                looking = _on_daemon_thread(self._follow)
-            if looking is not None and looking.done():
-                _check(looking)
-                looking = None
+        try:
+            while True:
+                await asyncio.sleep(self._look_s)
+                if not await asyncio.to_thread(self._alive, head):
+                    if time.monotonic() - seen >= self._lost_s:
+                        raise self._lost(head)
+                    continue
+                seen = time.monotonic()
+                if looking is None and (seen - looked >= self._model_look_s or self._is_urgent()):
+                    looked = seen
+                    looking = _on_daemon_thread(self._follow)
+                if looking is not None and looking.done():
+                    _check(looking)
+                    looking = None
+        finally:
+            if looking is not None:
+                looking.cancel()  # its thread goes on, and tells nobody
+
+    def _lost(self, head: HeadAddress) -> WorkerError:
+        return WorkerError(
+            f"the head of the cluster at {head} has not answered for {self._lost_s:g} s, and the cluster ends "
+            "without it; start the head again, deploy, and start this front again"
+        )
 
     async def tell(self, state: WorkerState) -> None:
         """Have nothing to tell anybody."""
@@ -99,6 +106,7 @@ def _on_daemon_thread(look: Callable[[], None]) -> asyncio.Future[None]:
     answer: Future[None] = Future()
 
     def run() -> None:
+        answer.set_running_or_notify_cancel()
         try:
             look()
             answer.set_result(None)

@@ -81,12 +81,6 @@ class Elsewhere:
         self._served = found
         self.progress.check()
         self.worker = ReopenableGenerator(self._routed(found, self.progress.check))
-        if self.resume_streams and not self.info().batch_invariant:
-            note(
-                "a stream whose replica ends may go on as another answer than it would have been, as this "
-                "model's do not stay the same from batch to batch; deploy with batch_invariant, or leave "
-                "--resume-streams out"
-            )
         return self.worker
 
     def _routed(self, found: ReplicaSettings, check: Callable[[], None]) -> RoutedGenerator:
@@ -95,12 +89,19 @@ class Elsewhere:
         from llorch_serve.cluster.place import find_folder
         from llorch_serve.cluster.routed_generator import open_routed
 
-        return open_routed(
+        opened = open_routed(
             find_replicas(found.model, found.fingerprint),
             lambda told: open_front_model(find_folder(found), told),
             check=check,
             resume_streams=self.resume_streams,
         )
+        if self.resume_streams and not opened.model_info().batch_invariant:
+            note(
+                "a stream whose replica ends may go on as another answer than it would have been, as this "
+                "model's do not stay the same from batch to batch; deploy with batch_invariant, or leave "
+                "--resume-streams out"
+            )
+        return opened
 
     def _open_beside(self, found: ReplicaSettings, check: Callable[[], None]) -> RoutedGenerator:
         """Open what was deployed anew, once a replica of it runs."""
