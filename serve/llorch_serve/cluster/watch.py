@@ -82,8 +82,8 @@ class ClusterWatch:
 
     def _lost(self, head: HeadAddress) -> WorkerError:
         return WorkerError(
-            f"the head of the cluster at {head} has not answered for {self._lost_s:g} s, and the cluster ends "
-            "without it; start the head again, deploy, and start this front again"
+            f"the head of the cluster at {head} has not answered for {self._lost_s:g} s, and the cluster "
+            "ends without it; start the head again, deploy, and start this front again"
         )
 
     async def tell(self, state: WorkerState) -> None:
