@@ -405,6 +405,8 @@ class GenerationUpdate:
         first update of answer 0, and only there.
     score: of a continuation, with its only update; ``index`` says which.
     embedding: of a text, likewise.
+    replicas: with the last update of a request that a front had replicas answer: those that have had it, the
+        one that answered at the end.
     """
 
     request_id: str
@@ -420,6 +422,7 @@ class GenerationUpdate:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     score: ContinuationScore | None = None
     embedding: TextEmbedding | None = None
+    replicas: tuple[str, ...] = ()
 
     @property
     def is_last(self) -> bool:
@@ -501,6 +504,8 @@ class ModelInfo:
     device: the provider's, like ``cpu`` or ``cuda:1``; empty from an older worker.
     embedding_size: numbers of a text's vector; 0: the model embeds no texts, but generates.
     served_names: what clients may call the model beside ``model_id``, the one that answers tell first.
+    capabilities: what it is asked for, as it was loaded: ``generate``, ``tokenize``, ``chat``, ``score``,
+        ``rank``, ``structured``, ``embed``; empty from an older worker.
     """
 
     model_id: str
@@ -522,6 +527,7 @@ class ModelInfo:
     device: str = ""
     served_names: tuple[str, ...] = ()
     embedding_size: int = 0
+    capabilities: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

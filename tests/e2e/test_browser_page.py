@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llorch_serve.cluster.interfaces import ReplicaLoad
 from support.fakes.generator import LOAD
 from support.harness.http import fake_front, send
 from support.harness.processes import serving
@@ -128,6 +131,38 @@ def test_figures_are_shown(browser, tmp_path):
         assert page.locator("#cells li").count() == LOAD.slots
         assert page.locator("#cells li.on").count() == LOAD.running
         assert page.locator("#state").inner_text() == "ready"
+
+
+def test_replicas_are_shown_and_their_names_stay_text(browser, tmp_path):
+    hostile = "<img src=x onerror=alert(1)>"
+    load = replace(LOAD, running=3, tokens_per_second=12.34)
+    found = [ReplicaLoad(f"{place:02}", "f", LOAD) for place in range(64)]
+    found[0] = ReplicaLoad(hostile, "f", load)
+    with fake_front(replicas=lambda: found) as (front, _), browser(front.base, tmp_path) as page:
+        rows = page.locator("#replica-rows tr")
+        rows.first.wait_for()
+        assert rows.first.locator("td").all_inner_texts() == [
+            hostile,
+            f"3 of {load.slots}",
+            str(load.waiting),
+            "12.3",
+        ]
+        assert page.locator("#replicas img").count() == 0
+        assert (page.locator("#replica-count").inner_text(), rows.count()) == ("64", 64)
+        assert page.locator("#replicas-more").inner_text() == ""
+        found.extend(ReplicaLoad(f"{place:02}", "f", LOAD) for place in range(64, 70))
+        page.get_by_text("and 6 more").wait_for()
+        assert rows.count() == 64
+        found.clear()
+        page.locator("#replica-count", has_text=re.compile("^0$")).wait_for()
+        assert rows.count() == 0
+        keep(page, "replicas")
+
+
+def test_a_worker_alone_shows_no_replicas(browser, tmp_path):
+    with fake_front() as (front, _), browser(front.base, tmp_path) as page:
+        page.get_by_text(f"{LOAD.running} of {LOAD.slots}").wait_for()
+        assert not page.locator("#replicas").is_visible()
 
 
 def test_a_token_is_asked_for_and_kept_in_the_tab(browser, tmp_path):

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ import pytest
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.cluster import failures, handles
-from llorch_serve.cluster.actor import ReplicaActor
 from llorch_serve.cluster.deploy import (
     DEPLOYMENT,
     _applications,
@@ -35,6 +34,7 @@ from llorch_serve.cluster.spec import ModelSpec, ReplicaRange
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import InvalidRequestError, QueueFullError, ReplicaLostError
 from llorch_serve.loading.worker import load_worker
+from llorch_serve.observe.replica import ObservedReplica
 from llorch_serve.requests import (
     AnswerOptions,
     ChatMessage,
@@ -46,6 +46,7 @@ from llorch_serve.requests import (
 )
 from llorch_serve.sampling.params import SamplingParams
 from support.cluster import RayCluster
+from support.harness.collector import SpanCollector, span_collector
 from support.harness.rpc import running_server
 from support.harness.worker import Sink
 
@@ -82,7 +83,13 @@ class Deployed:
 
 
 @pytest.fixture(scope="module")
-def deployed(cluster: RayCluster, long: Path) -> Iterator[Deployed]:
+def collector() -> Iterator[SpanCollector]:
+    with span_collector() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def deployed(cluster: RayCluster, long: Path, collector: SpanCollector) -> Iterator[Deployed]:
     fingerprint = load_artifact(long).manifest.fingerprint
     engine = EngineConfig(session=SessionConfig(slots=SLOTS, max_context=4096))
     settings = ReplicaSettings(
@@ -92,8 +99,9 @@ def deployed(cluster: RayCluster, long: Path) -> Iterator[Deployed]:
         version="0.1.0",
         cores=1,
         engine=engine,
+        otlp_endpoint=collector.url,
     )
-    deploy([ModelSpec(settings, ReplicaRange(2, 2), max_queued=64)], ReplicaActor)
+    deploy([ModelSpec(settings, ReplicaRange(2, 2), max_queued=64)], ObservedReplica)
     await_running(["tiny"], PATIENCE_S, lambda _: None)
     yield Deployed(long, fingerprint)
     delete(["tiny"])
@@ -148,6 +156,15 @@ def test_answers_over_a_wire_are_those_of_a_worker(deployed, front):
             assert a.model_info().fingerprint == b.model_info().fingerprint
     finally:
         worker.close()
+
+
+def test_replicas_send_spans_under_the_one_that_a_request_names(front, collector):
+    trace, parent, sink = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", Sink()
+    front.submit(replace(asked("traced"), traceparent=f"00-{trace}-{parent}-01"), sink)
+    (update,) = (each for each in sink.answers("traced")["traced"].updates if each.is_last)
+    assert len(update.replicas) == 1
+    (span,) = collector.of_trace(trace)
+    assert span.parent_span_id.hex() == parent
 
 
 def test_failures_are_known_by_names_that_ray_has(cluster):

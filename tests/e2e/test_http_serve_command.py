@@ -5,24 +5,22 @@ OpenAI's client.
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import threading
 
 import openai
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
 from support.fakes.generator import PATIENCE_S
+from support.harness.collector import span_collector
 from support.harness.http import send
 from support.harness.processes import llorch_here, serving
 from support.harness.terminal import CTRL_C, terminal
@@ -137,37 +135,14 @@ def serving_json(folder):
 
 
 def test_spans_arrive_at_a_collector(tiny):
-    spans = []
-    came = threading.Event()
-
-    class Collector(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            raw = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                import gzip
-
-                raw = gzip.decompress(raw)
-            for resource in ExportTraceServiceRequest.FromString(raw).resource_spans:
-                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
-            self.send_response(200)
-            self.end_headers()
-            came.set()
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
-        threading.Thread(target=collector.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{collector.server_port}"
-        with serving(tiny, "--http", "0", "--otlp-endpoint", url) as worker:
-            trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with span_collector() as collector:
+        with serving(tiny, "--http", "0", "--otlp-endpoint", collector.url) as worker:
             body = {"prompt": CANARY, "max_tokens": 2}
             send(port_of(worker), "POST", "/v1/completions", body, {"traceparent": trace})
             os.kill(worker.command.process.pid, signal.SIGTERM)
             assert worker.command.wait() == 0
-        assert came.wait(PATIENCE_S)
-        collector.shutdown()
-    (span,) = [span for span in spans if span.trace_id.hex() == trace.split("-")[1]]
+        (span,) = collector.of_trace(trace.split("-")[1])
     assert span.name.startswith("text_completion ")
     assert CANARY not in str(span)
 

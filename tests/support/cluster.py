@@ -40,6 +40,7 @@ def ray_cluster() -> Iterator[RayCluster]:
         # How often Ray hears how many requests there are, by which it chooses how many replicas run.
         "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",  # milliseconds between two sendings of spans, else 5,000
     }
     with mock.patch.dict(os.environ, with_scripts() | settings), warnings.catch_warnings():
         os.environ.pop("RAY_ADDRESS", None)  # a cluster of somebody else

@@ -8,9 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from llorch_serve.cluster import front_model, handles, place
+from llorch_serve.cluster import deploy, front_model, handles, place
 from llorch_serve.cluster.settings import ReplicaSettings
-from llorch_serve.terminal.serve_replicas import Elsewhere
+from llorch_serve.config import EngineConfig
+from llorch_serve.loading.progress import LoadProgress
+from llorch_serve.observe.replica import ObservedReplica
+from llorch_serve.terminal.replica_flags import ReplicaFlags
+from llorch_serve.terminal.serve_replicas import Elsewhere, beside
+from llorch_serve.terminal.serving_flags import QueueFlags
 from support.builders.tiny_artifact import write_tiny_artifact
 from support.fakes.generator import FakeGenerator
 from support.fakes.replicas import reader_of, replicas_of
@@ -129,3 +134,23 @@ def test_streams_that_may_go_on_differently_are_told_of(monkeypatch, capsys, tmp
     generator.close()
     told = "may go on as another answer" in capsys.readouterr().err
     assert told == (resumes and not exact)
+
+
+def test_replicas_send_spans_where_their_front_does(monkeypatch, tmp_path):
+    deployed = []
+    monkeypatch.setattr(deploy, "deploy", lambda models, actor: deployed.append((actor, *models)))
+    monkeypatch.setattr(deploy, "await_running", lambda *_, **__: [])
+    folder, url = write_tiny_artifact(tmp_path / "model"), "http://127.0.0.1:4318"
+    made = beside(
+        str(folder),
+        folder,
+        EngineConfig(),
+        ReplicaFlags(replicas="1"),
+        QueueFlags(),
+        signed=None,
+        tokenizer=None,
+        otlp_endpoint=url,
+    )
+    assert made.settings(LoadProgress()).otlp_endpoint == url
+    ((actor, model),) = deployed
+    assert (actor, model.settings.otlp_endpoint) == (ObservedReplica, url)

@@ -67,12 +67,14 @@ def test_every_key_has_its_effect():
         reasoning_format = "none"
         rank_format = "qwen3"
         served_names = ["gpt", "gpt", "b"]
+        otlp_endpoint = "http://collector:4318"
         """
     )
     assert model.replicas == ReplicaRange(1, 4)
     assert model.scaling == Scaling(3, 1, 2.5)
     assert (model.gpus, model.memory_bytes, model.resources, model.drain_s) == (0.5, 2**31, {"fast": 1}, 60)
     assert (model.settings.cores, model.max_queued) == (4, 5)
+    assert model.settings.otlp_endpoint == "http://collector:4318"
     assert model.settings.engine == EngineConfig(
         session=SessionConfig(
             threads=4,
@@ -192,6 +194,10 @@ MODEL = "[models.m]\n" + SMALL
         (f"{MODEL}cores = 1\nresources = {{a = nan}}", "models.m.resources is {'a': nan}"),
         (f"{MODEL}cores = 1\ndrain_s = inf", "models.m.drain_s is inf"),
         (f"{MODEL}cores = 1\nlookup = 65", "models.m.lookup is 65; expected int <= 64"),
+        (
+            f"{MODEL}cores = 1\notlp_endpoint = 'collector:4318'",
+            "models.m.otlp_endpoint is 'collector:4318'; expected a URL like http://127.0.0.1:4318",
+        ),
         (f"{MODEL}cores = 1\nserved_names = ['']", "models.m.served_names is ''"),
         (f"{MODEL}cores = 1\nserved_names = [3]", "models.m.served_names is [3]; expected str"),
         (f"{MODEL}cores = 1\nprovider = 'cudaa'", "did you mean cuda?"),

@@ -274,6 +274,7 @@ def test_generation_and_scores_are_refused_by_name(worker: EmbeddingWorker, sess
         with pytest.raises(UnsupportedError, match=r"tiny embeds texts and .*; call Embed or /v1/embeddings"):
             submit()
     assert worker.model_info().embedding_size == SIZE
+    assert worker.model_info().capabilities == ("embed", "tokenize")
     assert worker.model_info().limits == ("embeds texts, and neither generates nor scores any",)
 
 

@@ -134,3 +134,22 @@ def test_a_collector_on_this_machine_is_called_without_a_proxy(monkeypatch, host
 def test_an_endpoint_that_is_no_url_is_refused_at_start(endpoint):
     with pytest.raises(UsageError, match=r"--otlp-endpoint is .* expected a URL"):
         open_fronts(None, endpoint)
+
+
+def test_a_request_whose_span_cannot_begin_is_answered_and_counted_all_the_same(traced, monkeypatch, caplog):
+    _, inner, _ = traced
+    provider, ended = TracerProvider(), []
+    tracer = Tracer(provider, "fake-1M")
+    monkeypatch.setattr(tracer._tracer, "start_span", lambda *_, **__: 1 / 0)
+    after = SimpleNamespace(
+        begun=lambda seen: None,
+        produced=lambda *_: None,
+        ended=lambda seen, ending: ended.append(ending),
+        close=lambda: None,
+    )
+    generator = ObservedGenerator(inner, [tracer, after])
+    list(stream(generator, GenerationRequest("r1", TextPrompt("Hi"), traceparent=PARENT)))
+    generator.settle()
+    assert [ending.error for ending in ended] == [None]
+    assert inner.submitted[0].traceparent == PARENT
+    assert caplog.text.count("an observer failed") == 1

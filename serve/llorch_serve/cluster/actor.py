@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.cluster.cores import pin_process
 from llorch_serve.cluster.interfaces import Description
 from llorch_serve.cluster.place import find_folder
@@ -20,6 +22,9 @@ from llorch_serve.loading.worker import AnyWorker, load_any, notes
 from llorch_serve.runtime.opening import LoadReport
 
 logger = logging.getLogger(__name__)
+
+Observe: TypeAlias = Callable[[ClosableGenerator], ClosableGenerator]
+"""Puts observers around a generator."""
 
 
 class ReplicaActor(ServedReplica):
@@ -35,7 +40,10 @@ class ReplicaActor(ServedReplica):
 
         wanted = read_settings(settings)
         name = serve.get_replica_context().replica_id.unique_id
-        worker = _open(wanted)
+        observe = self.observation(wanted, name)  # before the load, which takes longer than its refusal
+        worker: ClosableGenerator = _open(wanted)
+        if observe is not None:
+            worker = observe(worker)
         engine = wanted.engine
         description = Description(
             worker.model_info(),
@@ -46,6 +54,10 @@ class ReplicaActor(ServedReplica):
             engine.cache_sharing,
         )
         super().__init__(worker, description, name=name)
+
+    def observation(self, settings: ReplicaSettings, name: str) -> Observe | None:
+        """Return what puts observers around the worker, if any are wanted. name: the replica's."""
+        return None
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Return what the router of every front is told of this replica."""

@@ -74,6 +74,7 @@ class ReplicaLoad:
     replica: its name. fingerprint: of its model.
     memory_bytes: resident memory of its process. device_memory_bytes: what that holds of GPUs; None: not
         known, or nothing.
+    capabilities: see :class:`llorch_serve.requests.ModelInfo`.
     """
 
     replica: str
@@ -81,6 +82,7 @@ class ReplicaLoad:
     load: Load
     memory_bytes: int = 0
     device_memory_bytes: int | None = None
+    capabilities: tuple[str, ...] = ()
 
 
 class Replicas(Protocol):

@@ -122,6 +122,7 @@ class ServedReplica:
                 self._worker.load(),
                 self._memory.resident_bytes(),
                 self._memory.device_bytes(),
+                self.description.info.capabilities,
             )
         )
 

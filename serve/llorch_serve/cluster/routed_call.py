@@ -77,11 +77,13 @@ class RoutedCall:
         self._go_on = go_on
         self._told: list[list[int] | None] = [[] for _ in range(answers)]  # tokens; None: it has ended
         self._taken: str | None = None
+        self._had_by: list[str] = []  # names of replicas, in the order in which they have had it
         self._unwanted = False
 
     def _on_taken(self, replica: str) -> None:
         """Take note of the replica that has the request. Any thread."""
         self._taken = replica
+        self._had_by.append(replica)
 
     def go_elsewhere(self) -> bool:
         """Be another replica's request, behind what has been told of it; tell whether it can be."""
@@ -162,6 +164,8 @@ class RoutedCall:
         if self._go_on is None:  # nothing of it is sent again
             self.raw, self.hint = b"", replace(self.hint, prefix=None)
         self.ended = updates[-1].is_last
+        if self.ended:
+            updates = (*updates[:-1], replace(updates[-1], replicas=tuple(self._had_by)))
         self._sink.deliver(list(updates))
 
     def fail(self, error: Exception) -> None:

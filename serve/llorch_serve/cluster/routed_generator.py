@@ -154,8 +154,11 @@ class RoutedGenerator:
         return self._reader.detokenize(token_ids, keep_special_tokens=keep_special_tokens)
 
     def model_info(self) -> ModelInfo:
-        """Describe what is served."""
-        return self._info
+        """Describe what is served: it can what all replicas can, as of the last look at them."""
+        able = self._info.capabilities
+        for each in self._presence.totals.replicas:
+            able = tuple(name for name in able if name in each.capabilities)
+        return replace(self._info, capabilities=able)
 
     def load(self) -> Load:
         """Return how busy the replicas are together, as of the last look at them."""

@@ -23,6 +23,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: of the artifact's manifest; a replica or a front that finds another one refuses to start.
     version: of the llorch that deployed it, so that another version starts new replicas.
     cores: processor cores of each replica alone; its engine runs as many threads.
+    otlp_endpoint: where each replica sends spans of its requests; None: nowhere.
     """
 
     model: str
@@ -31,6 +32,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     cores: int
     engine: EngineConfig = EngineConfig()
+    otlp_endpoint: str | None = None
 
     def encode(self) -> bytes:
         """Return the settings as JSON."""

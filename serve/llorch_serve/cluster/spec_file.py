@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from llorch_serve.artifact.manifest import KvDtype
+from llorch_serve.calls.trace_endpoint import check_endpoint
 from llorch_serve.chat.parsing.registry import AUTO
 from llorch_serve.cluster.settings import ReplicaSettings
 from llorch_serve.cluster.spec import (
@@ -96,6 +97,7 @@ class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_format: Text = AUTO
     rank_format: Text = AUTO
     served_names: tuple[str, ...] = ()
+    otlp_endpoint: Text | None = None
 
 
 def load_spec(path: Path) -> tuple[ModelSpec, ...]:
@@ -150,6 +152,8 @@ def _read_model(name: str, table: object, problems: Problems) -> ModelSpec | Non
     _check_share(found, where, problems)
     _check_together(found, where, problems)
     problems.attempt(check_resources, f"{where}.resources", found.resources)
+    if found.otlp_endpoint is not None:
+        problems.attempt(check_endpoint, f"{where}.otlp_endpoint", found.otlp_endpoint)
     memory = problems.attempt(read_size, f"{where}.memory", found.memory)
     cores = found.cores or _CORES_BESIDE_GPU
     engine = _read_engine(found, cores, where, problems)
@@ -165,6 +169,7 @@ def _read_model(name: str, table: object, problems: Problems) -> ModelSpec | Non
         version=llorch_version(),
         cores=cores,
         engine=engine,
+        otlp_endpoint=found.otlp_endpoint,
     )
     return ModelSpec(
         settings,

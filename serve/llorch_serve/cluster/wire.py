@@ -62,6 +62,7 @@ class _Load(msgspec.Struct, array_like=True, frozen=True):
     load: bytes
     memory_bytes: int
     device_memory_bytes: int | None
+    capabilities: tuple[str, ...]
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -147,7 +148,14 @@ def write_load(load: ReplicaLoad) -> bytes:
     """Return how busy a replica is."""
     figures = convert_info.write_load(load.load).SerializeToString()
     return _ENCODER.encode(
-        _Load(load.replica, load.fingerprint, figures, load.memory_bytes, load.device_memory_bytes)
+        _Load(
+            load.replica,
+            load.fingerprint,
+            figures,
+            load.memory_bytes,
+            load.device_memory_bytes,
+            load.capabilities,
+        )
     )
 
 
@@ -155,4 +163,11 @@ def read_load(raw: bytes) -> ReplicaLoad:
     """Return how busy a replica is."""
     found = msgspec.msgpack.decode(raw, type=_Load)
     load = convert_info.read_load(pb.GetLoadResponse.FromString(found.load))
-    return ReplicaLoad(found.replica, found.fingerprint, load, found.memory_bytes, found.device_memory_bytes)
+    return ReplicaLoad(
+        found.replica,
+        found.fingerprint,
+        load,
+        found.memory_bytes,
+        found.device_memory_bytes,
+        found.capabilities,
+    )

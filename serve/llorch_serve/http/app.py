@@ -32,7 +32,13 @@ from llorch_serve.http.responses.routes import ResponseRoutes
 from llorch_serve.http.score_routes import score_dialect
 from llorch_serve.http.service import Computation, ComputedRoute, Dialect, GenerationRoute, HttpService
 from llorch_serve.http.shapes import refusal_body
-from llorch_serve.http.status_routes import Exposition, StatusRoutes, json_response
+from llorch_serve.http.status_routes import (
+    Exposition,
+    LookAtReplicas,
+    StatusRoutes,
+    json_response,
+    no_replicas,
+)
 from llorch_serve.http.token_routes import detokenize, tokenize
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.observe.observer import Answered
@@ -49,9 +55,10 @@ def make_app(
     access: Access,
     on_answered: Callable[[Answered], None],
     unknown: UnknownFields = UnknownFields.REFUSE,
+    replicas: LookAtReplicas = no_replicas,
 ) -> ASGIApp:
     """Return the application. unknown: see HttpSettings."""
-    status, jobs = StatusRoutes(service, exposition), JobDialect()
+    status, jobs = StatusRoutes(service, exposition, replicas), JobDialect()
     responses = ResponseRoutes(KeptResponses(), unknown)
 
     def generates(path: str, dialect: Dialect) -> ASGIApp:

@@ -31,7 +31,7 @@ from llorch_serve.http.guard import Access
 from llorch_serve.http.origins import Origins
 from llorch_serve.http.service import HttpService
 from llorch_serve.http.settings import DEFAULT_SETTINGS, HttpSettings
-from llorch_serve.http.status_routes import Exposition
+from llorch_serve.http.status_routes import Exposition, LookAtReplicas, no_replicas
 from llorch_serve.observe.observer import Answered
 from llorch_serve.requests import TextGenerator
 
@@ -79,6 +79,7 @@ class HttpFront:
         exposition: Exposition,
         on_answered: Callable[[Answered], None] = lambda _: None,
         on_bound: Callable[[str], None] = lambda _: None,
+        replicas: LookAtReplicas = no_replicas,
     ) -> None:
         self._config = config
         self._on_bound = on_bound
@@ -98,7 +99,7 @@ class HttpFront:
         )
         self._server = _Server(
             uvicorn.Config(
-                make_app(self._service, exposition, access, on_answered, config.settings.unknown),
+                make_app(self._service, exposition, access, on_answered, config.settings.unknown, replicas),
                 ssl_context_factory=None if config.tls is None else lambda *_, tls=config.tls: tls,
                 http=functools.partial(Connection, limit=self._limit),  # type: ignore[arg-type]  # it is only called
                 ws="none",

@@ -6,9 +6,9 @@ Input: the service's state, and the generator's figures of its last step. Output
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from llorch_serve.engine.load import Load
 from llorch_serve.errors import UnavailableError
 from llorch_serve.http.exchange import Exchange
 from llorch_serve.http.fields import read_struct
@@ -28,12 +29,41 @@ Exposition = Callable[[], tuple[bytes, str]]
 """Returns Prometheus' text and its content type."""
 
 
+class ReplicaFigures(Protocol):
+    """One replica of a front's."""
+
+    @property
+    def replica(self) -> str:
+        """Its name."""
+
+    @property
+    def load(self) -> Load:
+        """How busy it is."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory of its process."""
+
+
+LookAtReplicas: TypeAlias = Callable[[], Sequence[ReplicaFigures] | None]
+"""Returns the replicas that run, as of the last look at them; None: the model runs in this process, or is not
+there yet.
+"""
+
+
+def no_replicas() -> None:
+    """Have the model run in this process."""
+
+
 class StatusRoutes:
     """Handlers that need no engine step."""
 
-    def __init__(self, service: HttpService, exposition: Exposition) -> None:
+    def __init__(
+        self, service: HttpService, exposition: Exposition, replicas: LookAtReplicas = no_replicas
+    ) -> None:
         self._service = service
         self._exposition = exposition
+        self._replicas = replicas
         self._created = int(time.time())
 
     async def health(self, _request: Request) -> Response:
@@ -48,8 +78,13 @@ class StatusRoutes:
         return json_response(body, 200 if refusal is None else 503)
 
     async def load(self, _request: Request) -> Response:
-        """The worker's state, how far it has loaded, and how busy it is as of its last step."""
-        return json_response(asdict(self._service.load()))
+        """The worker's state, how far it has loaded, and how busy it is as of its last step; of a front, each
+        replica too.
+        """
+        body = asdict(self._service.load())
+        if (replicas := self._replicas()) is not None:
+            body["replicas"] = [_figures(one) for one in replicas]
+        return json_response(body)
 
     async def metrics(self, _request: Request) -> Response:
         """Prometheus' text."""
@@ -99,6 +134,18 @@ def _placement(info: ModelInfo) -> dict[str, Any]:
         for share in info.provider_shares
     ]
     return {"provider": info.provider, "device": info.device, "provider_shares": shares}
+
+
+def _figures(one: ReplicaFigures) -> dict[str, Any]:
+    load = one.load
+    return {
+        "replica": one.replica,
+        "running": load.running,
+        "waiting": load.waiting,
+        "slots": load.slots,
+        "tokens_per_second": load.tokens_per_second,
+        "memory_bytes": one.memory_bytes,
+    }
 
 
 def json_response(body: object, status: int = 200) -> Response:

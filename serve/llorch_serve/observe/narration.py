@@ -81,6 +81,8 @@ class Narrator:
             queue_ms=None if completion is None else round(completion.timings.queue_s * _MS, 1),
             first_token_ms=None if first_s is None else round(first_s * _MS, 1),
             continuations=len(seen.scores) if ending.scored else None,
+            replica=ending.replicas[-1] if ending.replicas else None,
+            replicas_failed=list(ending.replicas[:-1]) or None,
         )
 
     def answered(self, answered: Answered) -> None:

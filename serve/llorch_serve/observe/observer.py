@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from llorch_serve.requests import (
     ChatPrompt,
@@ -79,6 +79,7 @@ class Observed:
     last_by_answer: when each answer's last tokens came. completions: of the answers, or continuations, that
         have ended.
     scores: of the continuations that have been scored.
+    span: what a :class:`Tracing` observer has begun for it.
     """
 
     request: RequestFacts
@@ -89,6 +90,7 @@ class Observed:
     last_by_answer: dict[int, float] = field(default_factory=dict)
     completions: list[Completion] = field(default_factory=list)
     scores: list[ContinuationScore] = field(default_factory=list)
+    span: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,14 @@ class Ending:
 
     completion: of several answers, or continuations, the first one's, with the tokens of all.
     scored: every continuation of a request for scores has its score.
+    replicas: see :class:`llorch_serve.requests.GenerationUpdate`.
     """
 
     at_s: float
     completion: Completion | None = None
     error: Exception | None = None
     scored: bool = False
+    replicas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +138,13 @@ class Observer(Protocol):
 
     def close(self) -> None:
         """Nothing follows: send on what is still held."""
+
+
+@runtime_checkable
+class Tracing(Protocol):
+    """An observer whose records of a request others add theirs to."""
+
+    def open(self, seen: Observed) -> str:
+        """Begin a request's span, on the thread that submits it; return the traceparent that whoever works
+        for it is told, empty where there is none.
+        """

@@ -15,12 +15,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import EngineStoppedError, FieldViolation
-from llorch_serve.observe.observer import SCORE, Ending, Observed, Observer, RequestFacts
+from llorch_serve.observe.observer import SCORE, Ending, Observed, Observer, RequestFacts, Tracing
 from llorch_serve.requests import (
     Abort,
     AnswerOptions,
@@ -37,6 +38,8 @@ from llorch_serve.requests import (
 from llorch_serve.sampling.params import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R", GenerationRequest, ScoreRequest, RankRequest, EmbedRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class ObservedGenerator:
     def __init__(self, inner: ClosableGenerator, observers: Sequence[Observer]) -> None:
         self._inner = inner
         self._observers = tuple(observers)
+        self._tracing = [each for each in self._observers if isinstance(each, Tracing)]
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         # One tap for each sink, so that a step's updates still reach a sink in one call; it lives as long as
         # a request.
@@ -96,39 +100,51 @@ class ObservedGenerator:
 
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         """Pass a request on; see :meth:`llorch_serve.requests.TextGenerator.submit`."""
-        return self._pass_in(request, sink, lambda tap: self._inner.submit(request, tap))
+        return self._pass_in(request, sink, self._inner.submit)
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
         """Pass a request for scores on; see :meth:`llorch_serve.requests.TextGenerator.submit_score`."""
-        return self._pass_in(request, sink, lambda tap: self._inner.submit_score(request, tap))
+        return self._pass_in(request, sink, self._inner.submit_score)
 
     def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
         """Pass a request for ranks on; see :meth:`llorch_serve.requests.TextGenerator.submit_rank`."""
-        return self._pass_in(request, sink, lambda tap: self._inner.submit_rank(request, tap))
+        return self._pass_in(request, sink, self._inner.submit_rank)
 
     def submit_embedding(self, request: EmbedRequest, sink: UpdateSink) -> Abort:
         """Pass a request for vectors on; see
         :meth:`llorch_serve.requests.TextGenerator.submit_embedding`.
         """
-        return self._pass_in(request, sink, lambda tap: self._inner.submit_embedding(request, tap))
+        return self._pass_in(request, sink, self._inner.submit_embedding)
 
     def _pass_in(
         self,
-        request: GenerationRequest | ScoreRequest | RankRequest | EmbedRequest,
+        request: R,
         sink: UpdateSink,
-        submit: Callable[[UpdateSink], Abort],
+        submit: Callable[[R, UpdateSink], Abort],
     ) -> Abort:
         seen = Observed(RequestFacts.of(request), time.perf_counter(), time.time_ns())
+        request = self._traced(request, seen)
         with self._lock:
             tap = self._taps.get(id(sink))
             if tap is None:
                 tap = self._taps[id(sink)] = _Tap(sink, self._items)
         self._items.put(_Submitted(seen))  # before its first update can come
         try:
-            return submit(tap)
+            return submit(request, tap)
         except Exception as error:
             self._items.put(_Refused(seen, Ending(time.perf_counter(), error=error)))
             raise
+
+    def _traced(self, request: R, seen: Observed) -> R:
+        """Return a request whose traceparent is of the span that is made of it here, if one is."""
+        for observer in self._tracing:
+            try:
+                traceparent = observer.open(seen)
+            except Exception:  # as in _observe
+                logger.exception("an observer failed")
+            else:
+                request = replace(request, traceparent=traceparent or request.traceparent)
+        return request
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
         """Have ``tell`` called if the engine stops after an error."""
@@ -214,6 +230,7 @@ class ObservedGenerator:
         if update.is_last:
             del self._live[update.request_id]
             ending = _ending(seen, at_s) if update.error is None else Ending(at_s, error=update.error)
+            ending = replace(ending, replicas=update.replicas)
             for observer in self._observers:
                 observer.ended(seen, ending)
 

@@ -1,8 +1,9 @@
 """One OpenTelemetry span for each request, after the conventions for generative AI.
 
 Input: requests as ``tap.py`` sees them, with the caller's W3C traceparent. Output: spans to a provider, by
-default one that sends them over OTLP. Spans are made when a request has ended, on the observing thread. They
-carry figures and ids; no text, neither prompts nor stop strings.
+default one that sends them over OTLP. A span begins as its request is submitted, so that a replica's can be
+under its front's, and gets its figures when the request has ended, on the observing thread. Spans carry
+figures and ids; no text, neither prompts nor stop strings.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -26,9 +27,14 @@ from llorch_serve.observe.observer import SCORE, Ending, Observed, RequestFacts
 _NS: Final = 1_000_000_000
 
 
-def otlp_provider(endpoint: str, version: str) -> TracerProvider:
-    """Return a provider that sends spans over OTLP/HTTP to ``endpoint``/v1/traces."""
-    provider = TracerProvider(resource=Resource({"service.name": "llorch", "service.version": version}))
+def otlp_provider(endpoint: str, version: str, *, instance: str | None = None) -> TracerProvider:
+    """Return a provider that sends spans over OTLP/HTTP to ``endpoint``/v1/traces. instance: which of several
+    of this service they are of.
+    """
+    facts = {"service.name": "llorch", "service.version": version}
+    if instance is not None:
+        facts["service.instance.id"] = instance
+    provider = TracerProvider(resource=Resource(facts))
     session = requests.Session()
     # A collector on this machine is called directly, whatever proxy the environment names.
     session.trust_env = not is_loopback(f"{urlsplit(endpoint).hostname}:0")
@@ -38,30 +44,42 @@ def otlp_provider(endpoint: str, version: str) -> TracerProvider:
 
 
 class Tracer:
-    """Makes spans of one model's requests. Implements :class:`llorch_serve.observe.observer.Observer`."""
+    """Makes spans of one model's requests. Implements :class:`llorch_serve.observe.observer.Observer` and
+    :class:`llorch_serve.observe.observer.Tracing`.
+    """
 
     def __init__(self, provider: TracerProvider, model_id: str) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("llorch")
         self._model_id = model_id
 
-    def begun(self, seen: Observed) -> None:
-        """See the protocol: the span is made at the end."""
-
-    def produced(self, seen: Observed, tokens: int, gap_s: float | None) -> None:
-        """See the protocol: the span is made at the end."""
-
-    def ended(self, seen: Observed, ending: Ending) -> None:
-        """Make the request's span."""
+    def open(self, seen: Observed) -> str:
+        """Begin the request's span under its caller's; return its traceparent."""
         request = seen.request
         carrier = {"traceparent": request.traceparent} if request.traceparent else {}
-        span = self._tracer.start_span(
+        seen.span = self._tracer.start_span(
             f"{request.operation} {self._model_id}",
             context=TraceContextTextMapPropagator().extract(carrier),
             kind=SpanKind.SERVER,
             start_time=seen.submitted_ns,
-            attributes=_asked(request, self._model_id) | _found(seen, ending),
+            attributes=_asked(request, self._model_id),
         )
+        told: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(told, set_span_in_context(seen.span))
+        return told.get("traceparent", "")
+
+    def begun(self, seen: Observed) -> None:
+        """See the protocol: the span has begun already."""
+
+    def produced(self, seen: Observed, tokens: int, gap_s: float | None) -> None:
+        """See the protocol: the span gets its figures at the end."""
+
+    def ended(self, seen: Observed, ending: Ending) -> None:
+        """End the request's span, with what was found."""
+        span: Span | None = seen.span
+        if span is None:  # it could not be begun, which has been logged
+            return
+        span.set_attributes(_found(seen, ending))
         if seen.first_s is not None:
             span.add_event("llorch.first_token", timestamp=_moment(seen, seen.first_s))
         if ending.error is not None:
@@ -103,6 +121,10 @@ def _found(seen: Observed, ending: Ending) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {}
     if seen.first_s is not None:
         found["gen_ai.server.time_to_first_token"] = seen.first_s - seen.submitted_s
+    if ending.replicas:
+        found["llorch.replica"] = ending.replicas[-1]
+    if failed := ending.replicas[:-1]:
+        found["llorch.replicas_failed"] = failed
     if completion is None:
         return found
     reason = SCORE if ending.scored else completion.reason.value

@@ -28,6 +28,7 @@ class Ready(msgspec.Struct, frozen=True):
     device_memory_bytes: what these hold of GPUs; None: the driver does not say, or there is none.
     memory_architecture: where the model's memory is: ``system``, the host's; ``discrete``, the device's own;
         ``unified``, both; or ``unknown``.
+    capabilities: see :class:`llorch_serve.requests.ModelInfo`.
     worker_type: ``llorch``, or ``llorch-cluster`` of a front whose replicas run elsewhere.
     """
 
@@ -82,7 +83,7 @@ def ready(
         device_memory_bytes=_device_memory() if totals is None else totals.device_memory_bytes,
         memory_architecture="system" if info.device == "cpu" else memory,
         worker_type="llorch" if totals is None else "llorch-cluster",
-        capabilities=_capabilities(info),
+        capabilities=info.capabilities,
         protocol="grpc",
         version=info.version,
         pid=os.getpid(),
@@ -91,12 +92,6 @@ def ready(
 
 def _device_memory() -> int | None:
     return memory_of_process(load_nvml(), os.getpid())
-
-
-def _capabilities(info: ModelInfo) -> tuple[str, ...]:
-    if info.embedding_size:
-        return ("embed", "tokenize")
-    return ("generate", "tokenize", *(("chat",) if info.has_chat_template else ()))
 
 
 def heartbeat(worker_id: str, load: Load, state: WorkerState) -> Heartbeat:

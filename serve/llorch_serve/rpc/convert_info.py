@@ -40,7 +40,7 @@ def read_load(message: pb.GetLoadResponse) -> Load:
 _MODEL_INFO_FIELDS: Final = tuple(
     name
     for name in ModelInfo.__dataclass_fields__
-    if name not in ("stop_token_ids", "limits", "provider_shares", "served_names")
+    if name not in ("stop_token_ids", "limits", "provider_shares", "served_names", "capabilities")
 )
 
 
@@ -58,6 +58,7 @@ def write_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
         limits=info.limits,
         provider_shares=shares,
         served_names=info.served_names,
+        capabilities=info.capabilities,
         **plain,
     )
 
@@ -74,5 +75,6 @@ def read_model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         limits=tuple(message.limits),
         provider_shares=shares,
         served_names=tuple(message.served_names),
+        capabilities=tuple(message.capabilities),
         **plain,
     )

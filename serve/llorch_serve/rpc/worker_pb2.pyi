@@ -510,7 +510,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model_id", "fingerprint", "context_length", "vocab_size", "precision", "head_precision", "provider", "provider_node_share", "slots", "has_chat_template", "stop_token_ids", "version", "batch_invariant", "kind", "limits", "provider_shares", "device", "served_names", "embedding_size")
+    __slots__ = ("model_id", "fingerprint", "context_length", "vocab_size", "precision", "head_precision", "provider", "provider_node_share", "slots", "has_chat_template", "stop_token_ids", "version", "batch_invariant", "kind", "limits", "provider_shares", "device", "served_names", "embedding_size", "capabilities")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -530,6 +530,7 @@ class GetModelInfoResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     SERVED_NAMES_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     fingerprint: str
     context_length: int
@@ -549,7 +550,8 @@ class GetModelInfoResponse(_message.Message):
     device: str
     served_names: _containers.RepeatedScalarFieldContainer[str]
     embedding_size: int
-    def __init__(self, model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., precision: _Optional[str] = ..., head_precision: _Optional[str] = ..., provider: _Optional[str] = ..., provider_node_share: _Optional[float] = ..., slots: _Optional[int] = ..., has_chat_template: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., batch_invariant: bool = ..., kind: _Optional[str] = ..., limits: _Optional[_Iterable[str]] = ..., provider_shares: _Optional[_Iterable[_Union[ProviderShare, _Mapping]]] = ..., device: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., embedding_size: _Optional[int] = ...) -> None: ...
+    capabilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., precision: _Optional[str] = ..., head_precision: _Optional[str] = ..., provider: _Optional[str] = ..., provider_node_share: _Optional[float] = ..., slots: _Optional[int] = ..., has_chat_template: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., version: _Optional[str] = ..., batch_invariant: bool = ..., kind: _Optional[str] = ..., limits: _Optional[_Iterable[str]] = ..., provider_shares: _Optional[_Iterable[_Union[ProviderShare, _Mapping]]] = ..., device: _Optional[str] = ..., served_names: _Optional[_Iterable[str]] = ..., embedding_size: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ProviderShare(_message.Message):
     __slots__ = ("provider", "node_share", "weight_share")

@@ -102,6 +102,13 @@ class GrammarCompiler:
             except UnsupportedError:
                 return
 
+    @property
+    def available(self) -> bool:
+        """Whether forms can be compiled, as far as is known before the first: llguidance is installed, and
+        has not failed to read the tokenizer.
+        """
+        return importlib.util.find_spec("llguidance") is not None and self._no_vocabulary is None
+
     def begin(
         self,
         form: HeldForm,

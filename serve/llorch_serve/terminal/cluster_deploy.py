@@ -50,10 +50,10 @@ def command(
             )
     names = [model.name for model in models]
     with cluster.joined():
-        from llorch_serve.cluster.actor import ReplicaActor
         from llorch_serve.cluster.deploy import await_running, deploy, statuses
+        from llorch_serve.observe.replica import ObservedReplica
 
-        deploy(models, ReplicaActor)
+        deploy(models, ObservedReplica)
         found = await_running(names, wait, lambda status: say(line_of(status)))
         for other in statuses():
             if other.name not in names:

@@ -109,7 +109,9 @@ def command(
     loading: Loading
     if head is None:
         config = engine.config(session.config(provider, slots=slots, huge_pages=huge_pages))
-        loading = _here(model, name.add_to(config), elsewhere, queue, preload_only=preload_only)
+        loading = _here(
+            model, name.add_to(config), elsewhere, queue, front.otlp_endpoint, preload_only=preload_only
+        )
     else:
         own = given(
             huge_pages=huge_pages, preload_only=preload_only, slots=None if slots == _SLOTS else slots
@@ -240,6 +242,7 @@ def _here(
     config: EngineConfig,
     elsewhere: ReplicaFlags,
     queue: QueueFlags,
+    otlp_endpoint: str | None,
     *,
     preload_only: bool,
 ) -> Loading:
@@ -251,7 +254,14 @@ def _here(
     if preload_only:
         raise UsageError("--preload-only has no effect with --replicas; leave one of them out")
     return beside(
-        target, folder, config, elsewhere, queue, signed=model.verify_signature, tokenizer=tokenizer
+        target,
+        folder,
+        config,
+        elsewhere,
+        queue,
+        signed=model.verify_signature,
+        tokenizer=tokenizer,
+        otlp_endpoint=otlp_endpoint,
     )
 
 

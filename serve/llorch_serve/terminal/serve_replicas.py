@@ -193,10 +193,11 @@ def beside(
     *,
     signed: Path | None,
     tokenizer: Path | None,
+    otlp_endpoint: str | None,
 ) -> Elsewhere:
     """Return the load of a model into replicas on this machine, by a Ray of their own.
 
-    config: without what the flags of the queue say.
+    config: without what the flags of the queue say. otlp_endpoint: where the replicas send spans, too.
     Raises UsageError for flags that replicas do not obey, and ProviderError without Ray.
     """
     from llorch_serve.cluster.connection import check_version, local_cluster
@@ -229,6 +230,7 @@ def beside(
             version=llorch_version(),
             cores=cores,
             engine=replace(config, session=session, cache_sharing=queue.cache_sharing),
+            otlp_endpoint=otlp_endpoint,
         )
         return ModelSpec(
             settings, replicas, gpus=1.0 if on_gpus else 0.0, max_queued=queue.max_queued_requests
@@ -266,14 +268,14 @@ def deployed_here(make: Callable[[LoadProgress], ModelSpec]) -> Callable[[LoadPr
     """Return what deploys a model and waits until its replicas run. make: says what should run."""
 
     def run(progress: LoadProgress) -> ReplicaSettings:
-        from llorch_serve.cluster.actor import ReplicaActor
         from llorch_serve.cluster.deploy import await_running, deploy
+        from llorch_serve.observe.replica import ObservedReplica
 
         def tell(status: ModelStatus) -> None:
             say(f"{status.running} of {status.wanted} replicas run")
 
         model = make(progress)
-        deploy([model], ReplicaActor)
+        deploy([model], ObservedReplica)
         await_running([model.name], START_S, tell, check=progress.check)
         return model.settings
 

@@ -14,11 +14,12 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from llorch_serve.calls.interfaces import ClosableGenerator, Front, FrontFactory
+from llorch_serve.calls.trace_endpoint import check_endpoint
+from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.cluster.totals import totals_of
 from llorch_serve.engine.load import Load
-from llorch_serve.errors import UsageError
 from llorch_serve.http.settings import DEFAULT_SETTINGS, HttpSettings
 from llorch_serve.observe.logs import writes_json
 from llorch_serve.observe.narration import Narrator
@@ -113,19 +114,6 @@ def read_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl
     return context
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Raise UsageError for an address that spans cannot be sent to: the exporter would only log, again and
-    again.
-    """
-    try:
-        parts = urlsplit(endpoint)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
-        usable = False
-    if not usable or parts.query or parts.fragment:
-        raise UsageError(f"--otlp-endpoint is {endpoint!r}; expected a URL like http://127.0.0.1:4318")
-
-
 def _http_front(
     address: str,
     security: Security,
@@ -149,10 +137,16 @@ def _http_front(
     judge_exposure(host, security, require_auth=require_auth)
     scheme = "http" if tls is None else "https"
     meters = Meters()
+    watched: list[ClosableGenerator] = []
 
     def watch(generator: ClosableGenerator) -> Observer:
         meters.watch(generator)
+        watched.append(generator)
         return meters
+
+    def replicas() -> Sequence[ReplicaLoad] | None:
+        totals = totals_of(watched[-1]) if watched else None
+        return None if totals is None else totals.replicas
 
     def answered(answer: Answered) -> None:
         narrator.answered(answer)
@@ -170,13 +164,14 @@ def _http_front(
             meters.expose,
             on_answered=answered,
             on_bound=tell,
+            replicas=replicas,
         )
 
     return make, watch
 
 
 def _tracer(endpoint: str) -> Callable[[ClosableGenerator], Observer]:
-    check_endpoint(endpoint)
+    check_endpoint("--otlp-endpoint", endpoint)
     with required("otel"):
         from llorch_serve.observe.traces import Tracer, otlp_provider
     provider = otlp_provider(endpoint, importlib.metadata.version("llorch"))

@@ -110,6 +110,7 @@ class EmbeddingWorker(LoadedModel):
             batch_invariant=False,
             limits=("embeds texts, and neither generates nor scores any",),
             embedding_size=self._size,
+            capabilities=("embed", "tokenize"),
         )
 
     def load(self) -> Load:

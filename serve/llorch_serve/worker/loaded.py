@@ -49,7 +49,13 @@ class LoadedModel(TextMethods):
         self._requests.when_dead(tell)
 
     def info(
-        self, *, slots: int, batch_invariant: bool, limits: tuple[str, ...], embedding_size: int = 0
+        self,
+        *,
+        slots: int,
+        batch_invariant: bool,
+        limits: tuple[str, ...],
+        capabilities: tuple[str, ...],
+        embedding_size: int = 0,
     ) -> ModelInfo:
         """Describe what is served; see :class:`llorch_serve.requests.ModelInfo` for the fields."""
         manifest, recipe, where = self.artifact.manifest, self.artifact.manifest.recipe, self._placement
@@ -73,4 +79,5 @@ class LoadedModel(TextMethods):
             device=where.device,
             served_names=self._served_names,
             embedding_size=embedding_size,
+            capabilities=capabilities,
         )

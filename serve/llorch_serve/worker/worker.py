@@ -164,7 +164,20 @@ class Worker(LoadedModel):
             # How many are running decides whether drafts are checked, and a check is another kind of call.
             batch_invariant=able.batch_invariant and not self._lookup,
             limits=able.limits(),
+            capabilities=self._capabilities(),
         )
+
+    def _capabilities(self) -> tuple[str, ...]:
+        scores = self._session.capabilities.prompt_logits
+        found = {
+            "generate": True,
+            "tokenize": True,
+            "chat": self._prompts.has_template,
+            "score": scores,
+            "rank": scores and self._ranking is not None,
+            "structured": self._grammars.available,
+        }
+        return tuple(name for name, able in found.items() if able)
 
     def load(self) -> Load:
         """Return how busy the engine is, as of its last step."""

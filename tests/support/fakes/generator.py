@@ -61,6 +61,7 @@ INFO = ModelInfo(
         ProviderShare("CPUExecutionProvider", 0.25, 0.125),
     ),
     device="fake:3",
+    capabilities=("generate", "tokenize", "chat"),
 )
 
 

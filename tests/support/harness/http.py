@@ -15,6 +15,7 @@ from llorch_serve.calls.front_desk import FrontDesk
 from llorch_serve.engine.load import Load
 from llorch_serve.http.server import HttpConfig, HttpFront
 from llorch_serve.http.settings import DEFAULT_SETTINGS, HttpSettings
+from llorch_serve.http.status_routes import LookAtReplicas, no_replicas
 from llorch_serve.lifecycle.fronts import Fronts
 from llorch_serve.observe.observer import Answered
 from llorch_serve.requests import TextGenerator
@@ -104,6 +105,7 @@ def running_front(
     tls: Any = None,
     drain_timeout_s: float = PATIENCE_S,
     settings: HttpSettings = DEFAULT_SETTINGS,
+    replicas: LookAtReplicas = no_replicas,
 ) -> Iterator[RunningFront]:
     """Serve a generator over HTTP, beside a gRPC server; None: still loading."""
     loop = asyncio.new_event_loop()
@@ -126,6 +128,7 @@ def running_front(
             exposition or (lambda: (b"", "text/plain")),
             on_answered=answered.append,
             on_bound=lambda address: ports.append(int(address.rpartition(":")[2])),
+            replicas=replicas,
         )
 
     async def start(generator: TextGenerator | None) -> tuple[Fronts, str]:
@@ -153,7 +156,7 @@ def running_front(
 @contextlib.contextmanager
 def fake_front(**how: Any) -> Iterator[tuple[RunningFront, FakeGenerator]]:
     """Serve a fake generator over HTTP; ``how`` shapes the generator."""
-    names = ("token", "tls", "drain_timeout_s", "settings")
+    names = ("token", "tls", "drain_timeout_s", "settings", "replicas")
     front = {name: how.pop(name) for name in names if name in how}
     generator = FakeGenerator(**how)
     try:

@@ -4,6 +4,7 @@
 
 const POLL_MS = 1000;
 const KEPT_SPEEDS = 60;
+const MOST_REPLICAS = 64; // in the table; /load and /metrics have all
 const TOKEN_KEY = "llorch-token";
 
 const byId = (id) => document.getElementById(id);
@@ -255,6 +256,28 @@ function show(load) {
   byId("kv-idle").style.width = `${kept}%`;
 }
 
+function replicaRow(one) {
+  const row = document.createElement("tr");
+  const values = [one.replica, `${one.running} of ${one.slots}`, one.waiting, Number(one.tokens_per_second).toFixed(1)];
+  for (const value of values) {
+    const cell = document.createElement("td");
+    cell.textContent = value;
+    row.append(cell);
+  }
+  row.firstChild.title = one.replica; // long names are cut
+  return row;
+}
+
+// Only a front over replicas tells of any.
+function showReplicas(replicas) {
+  byId("replicas").hidden = !replicas;
+  if (!replicas) return;
+  const left = replicas.length - MOST_REPLICAS;
+  byId("replica-count").textContent = replicas.length;
+  byId("replica-rows").replaceChildren(...replicas.slice(0, MOST_REPLICAS).map(replicaRow));
+  byId("replicas-more").textContent = left > 0 ? `and ${left} more` : "";
+}
+
 function showState(state) {
   if (byId("state").textContent === state) return;
   byId("state").textContent = state;
@@ -296,7 +319,9 @@ async function look() {
     showState(loading ? `loading, ${health.load_percent.toFixed(0)} %` : health.status);
     if (health.reason) return;
     if (!facts) await showFacts();
-    show(await (await ask("/load")).json());
+    const load = await (await ask("/load")).json();
+    show(load);
+    showReplicas(load.replicas);
   } catch (error) {
     if (error.status === 401) wantToken();
     else showState("not reachable");
