@@ -14,15 +14,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import psutil
 import pytest
 
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.cluster.deploy import statuses
-from llorch_serve.errors import LlorchError
+from llorch_serve.errors import LlorchError, ModelMismatchError
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
+from support.builders.checkpoints import write_hf_folder
 from support.harness.processes import WorkerProcess, llorch, llorch_here, serving
 
 pytestmark = pytest.mark.slow
@@ -154,18 +157,60 @@ def look_until(happened: Callable[[], bool], asking: list[Future[int]]) -> None:
         time.sleep(0.1)  # between two looks
 
 
-def test_a_front_ends_in_order_where_its_model_is_another(cluster, long, tiny, tmp_path):
+@pytest.fixture(scope="module")
+def other(tmp_path_factory, export_here):
+    """Another artifact of the same name and context as ``long``."""
+    folder = tmp_path_factory.mktemp("other")
+    source = write_hf_folder(folder / "source", {"max_position_embeddings": 200_000, "rope_theta": 5e5})
+    return export_here(source, folder / "artifact")
+
+
+def test_a_front_serves_another_artifact_without_a_failure_under_load(cluster, long, other, tmp_path):
     there = ("--address", cluster.address)
     file = tmp_path / "cluster.toml"
     file.write_text(TABLE.format(name="changed", folder=long, replicas=1))
     assert llorch_here("cluster", "deploy", file, *there).code == 0
-    with serving("--cluster", cluster.address, "--model", "changed") as front:
-        file.write_text(TABLE.format(name="changed", folder=tiny, replicas=1).replace("4096", "128"))
-        assert llorch_here("cluster", "deploy", file, *there).code == 0
+    prints = [load_artifact(folder).manifest.fingerprint for folder in (long, other)]
+    with (
+        serving("--cluster", cluster.address, "--model", "changed", "--http", "0") as front,
+        WorkerClient(front.address) as client,
+    ):
+        assert client.model_info().fingerprint == prints[0]
+        ended = threading.Event()
+        counts, longest_s = [0, 0, 0], [0.0, 0.0, 0.0]
+        answers: list[set[tuple[int, ...]]] = [set(), set(), set()]
+        with ThreadPoolExecutor(3) as pool:
+
+            def ask(number: int, tokens: int) -> None:
+                while not ended.is_set():
+                    began = time.monotonic()
+                    [answer] = client.complete(asked(tokens, f"r{number}-{counts[number]}"))
+                    assert len(answer.token_ids) == tokens
+                    answers[number].add(tuple(answer.token_ids))
+                    counts[number] += 1
+                    longest_s[number] = max(longest_s[number], time.monotonic() - began)
+
+            asking = [pool.submit(ask, number, tokens) for number, tokens in enumerate((8, 200, 3000))]
+            try:
+                file.write_text(TABLE.format(name="changed", folder=other, replicas=1))
+                assert llorch_here("cluster", "deploy", file, *there).code == 0
+                look_until(lambda: client.model_info().fingerprint == prints[1], asking)
+                seen = list(counts)
+                look_until(lambda: all(map(int.__gt__, counts, seen)), asking)
+            finally:
+                ended.set()
+        for one in asking:
+            one.result()
+        print(f"{sum(counts)} answers, the longest took {max(longest_s):.1f} s")  # noqa: T201
+        assert max(longest_s[:2]) < 20
+        assert {len(each) for each in answers} == {2}  # one of each model, and none of both
+        pinned = replace(asked(2), fingerprint=prints[0])
+        with pytest.raises(ModelMismatchError):
+            client.complete(pinned)
+        assert llorch_here("cluster", "delete", "changed", *there).code == 0
         assert front.command.wait() == 7
         [said] = [line for line in front.command.log if line.startswith("error: ")]
-        assert said.startswith("error: the model was deployed anew from another artifact")
-    assert llorch_here("cluster", "delete", "changed", *there).code == 0
+        assert said.startswith("error: the model was deleted")
 
 
 def test_replicas_on_this_machine_answer_and_end_with_the_front(long):

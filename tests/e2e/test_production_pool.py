@@ -126,6 +126,35 @@ def test_a_front_of_replicas_is_one_worker_with_their_memory_and_its_http_addres
         )
 
 
+class Replaced(FakeGenerator):
+    """A generator whose model is replaced once it is told."""
+
+    info = INFO
+
+    def model_info(self):
+        return self.info
+
+
+def test_a_manager_is_told_anew_of_a_model_that_was_replaced():
+    generators = []
+
+    def load():
+        generators.append(Replaced())
+        return generators[0]
+
+    with Manager() as manager:
+
+        def story(_worker):
+            assert manager.next()["model_ref"] == INFO.model_id
+            assert "status" in manager.next()
+            generators[0].info = replace(INFO, model_id="another")
+            while "uri" not in (message := manager.next()):
+                pass
+            assert message["model_ref"] == "another"
+
+        Worker(manager.url, story, load=load)
+
+
 def test_a_manager_that_keeps_refusing_ends_the_worker():
     with Manager(lambda _message: 403) as manager:
 

@@ -199,3 +199,35 @@ def test_many_replicas_are_asked_more_seldom(count, looks):
 
     run_virtually(lambda _: watch_for_ten_seconds())
     assert replicas.looks == looks
+
+
+def test_requests_may_wait_while_replicas_of_another_model_run(monkeypatch):
+    monkeypatch.setattr(presence, "ABSENT_S", 0.01)
+    monkeypatch.setattr(presence, "WAIT_S", 0.2)
+    told, given_up = [], []
+
+    class Others:
+        async def loads(self):
+            return [ReplicaLoad("r", "another", LOAD)]
+
+    async def watch():
+        began = asyncio.get_running_loop().time()
+        over = asyncio.Event()
+
+        def give_up():
+            given_up.append(asyncio.get_running_loop().time() - began)
+            over.set()
+
+        seen = presence.Presence(Others(), "ours", give_up, 0.005)
+        seen.when_answerable(lambda yes: told.append((yes, asyncio.get_running_loop().time() - began)))
+        watching = asyncio.ensure_future(seen.watch())
+        await asyncio.wait_for(over.wait(), PATIENCE_S)
+        assert seen.others == {"another"}
+        seen.retire()
+        watching.cancel()
+
+    asyncio.run(watch())
+    [(yes, after_s)] = told
+    assert not yes
+    assert after_s >= 0.2
+    assert given_up[0] >= 0.2

@@ -80,7 +80,6 @@ class FrontDesk:
         self._threads = ReadingThreads(name, max_pending_bytes)
         self._activity = Activity()
         self._generator: TextGenerator | None = None
-        self._info: ModelInfo | None = None
         self._refusal: str | None = loading
 
     @property
@@ -91,8 +90,8 @@ class FrontDesk:
 
     @property
     def info(self) -> ModelInfo | None:
-        """What is served; None until it is loaded."""
-        return self._info
+        """What is served now; None until it is loaded. Over replicas it may come to be another model."""
+        return None if self._generator is None else self._generator.model_info()
 
     @property
     def refusal(self) -> str | None:
@@ -101,7 +100,7 @@ class FrontDesk:
 
     def open(self, generator: TextGenerator) -> None:
         """Take calls from now on."""
-        self._generator, self._info, self._refusal = generator, generator.model_info(), None
+        self._generator, self._refusal = generator, None
         self._activity.begin()
 
     def set_answerable(self, answerable: bool) -> None:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class HandleReplicas:
-    """The replicas of one model. handle: of their deployment. fingerprint: of the model."""
+    """The replicas of one model. handle: of their deployment, for these alone. fingerprint: of the model."""
 
     def __init__(self, handle: Any, fingerprint: str) -> None:
         self._handle = handle
@@ -88,9 +88,11 @@ class HandleReplicas:
 
 def find_replicas(model: str, fingerprint: str) -> HandleReplicas:
     """Return the replicas of a deployed model."""
-    from ray import serve
+    from ray.serve.handle import DeploymentHandle
 
-    return HandleReplicas(serve.get_deployment_handle(DEPLOYMENT, application_of(model)), fingerprint)
+    # A handle of its own, not the one that Ray keeps for a deployment: its router lets a few requests wait at
+    # the head for all, so those of a model that is gone would hold up those of the one that replaced it.
+    return HandleReplicas(DeploymentHandle(DEPLOYMENT, application_of(model)), fingerprint)
 
 
 async def _result(response: Any) -> Any:

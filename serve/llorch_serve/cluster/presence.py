@@ -32,8 +32,9 @@ class Presence:
     """Used on the replicas' loop, but for the totals and ``silent``, and for :meth:`when_answerable`.
 
     fingerprint: of the model. give_up: called again and again while none is there for WAIT_S and longer.
-    totals: as of the last look. silent: the replicas that said nothing then while others did: those that
-        stand still, or have gone.
+    totals: as of the last look. others: fingerprints of other models that the deployment had replicas of
+        then, as while it is updated: a front that is about to open one of these lets requests wait.
+    silent: the replicas that said nothing then while others did: those that stand still, or have gone.
     """
 
     def __init__(
@@ -42,16 +43,22 @@ class Presence:
         self._replicas = replicas
         self._give_up = give_up
         self._interval_s = interval_s
+        self._fingerprint = fingerprint
         self._tally = Tally(fingerprint)
         self._answerable = True
         self._listeners: list[Callable[[bool], None]] = []
         self._heard: dict[str, float] = {}  # when each replica last said how busy it is
         self.totals: Totals = self._tally.look(())
+        self.others: frozenset[str] = frozenset()
         self.silent: frozenset[str] = frozenset()
 
     def when_answerable(self, tell: Callable[[bool], None]) -> None:
         """Have ``tell`` called, on the loop, whenever the last replica has gone or a first one has come."""
         self._listeners.append(tell)
+
+    def retire(self) -> None:
+        """Tell nobody any more: the front serves another model. On the loop."""
+        self._listeners = []
 
     async def look(self) -> None:
         """Look once."""
@@ -61,6 +68,7 @@ class Presence:
         except Exception:  # shown as it was until the next look
             logger.exception("the replicas did not say how busy they are")
             return
+        self.others = frozenset(each.fingerprint for each in loads) - {self._fingerprint}
         now = asyncio.get_running_loop().time()
         self._heard |= dict.fromkeys((each.replica for each in loads), now)
         self._heard = {name: at for name, at in self._heard.items() if now - at < FORGOTTEN_S}
@@ -76,7 +84,7 @@ class Presence:
             if self.totals.replicas:
                 seen_s = now()
             absent_s = now() - seen_s
-            self._tell(absent_s < ABSENT_S)
+            self._tell(absent_s < (WAIT_S if self.others else ABSENT_S))
             if absent_s >= WAIT_S:
                 self._give_up()
             asked = max(1.0, len(self.totals.replicas) / LOOKED_AT)
@@ -86,6 +94,8 @@ class Presence:
         if answerable == self._answerable:
             return
         self._answerable = answerable
+        if not self._listeners:
+            return
         logger.warning("a replica is there again" if answerable else "no replica is there")
         for tell in self._listeners:
             tell(answerable)

@@ -7,13 +7,23 @@ comes.
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from llorch_serve.cluster.interfaces import CallKind, RoutingHint
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.requests import Completion, GenerationUpdate, Timings, UpdateSink
+from llorch_serve.errors import LlorchError, LoggedError
+from llorch_serve.requests import (
+    Abort,
+    Completion,
+    GenerationUpdate,
+    TextGenerator,
+    Timings,
+    UpdateSink,
+)
 from llorch_serve.worker.answers import answer_seed
 
 _NO_TIME = Timings(0.0, 0.0, 0.0)
@@ -24,12 +34,18 @@ GoOn: TypeAlias = Callable[[tuple[tuple[int, ...] | None, ...]], bytes]
 :class:`llorch_serve.requests.EncodedPrompt`.
 """
 
+Again: TypeAlias = Callable[[TextGenerator, UpdateSink], Abort]
+"""Submits the request as it came to another generator."""
+
+logger = logging.getLogger(__name__)
+
 
 class RoutedCall:
     """A request that has been taken.
 
     answers: how many updates with a completion it ends with.
     seed, prompt_tokens: of a request for generated text.
+    again: submits it anew where its model is replaced before it has begun.
     go_on: makes the request that another replica goes on with; None: no other can, once anything is told.
     begun: whether its caller has been told anything. ended: whether the last update has been delivered.
     """
@@ -42,6 +58,7 @@ class RoutedCall:
         sink: UpdateSink,
         *,
         answers: int,
+        again: Again,
         seed: int = 0,
         prompt_tokens: int = 0,
         go_on: GoOn | None = None,
@@ -55,6 +72,8 @@ class RoutedCall:
         self._sink = sink
         self._seed = seed
         self._prompt_tokens = prompt_tokens
+        self._again: Again | None = again
+        self._moved: Abort | None = None  # ends it where it has gone
         self._go_on = go_on
         self._told: list[list[int] | None] = [[] for _ in range(answers)]  # tokens; None: it has ended
         self._taken: str | None = None
@@ -97,11 +116,41 @@ class RoutedCall:
         """How many tokens have been told, and ends of answers."""
         return sum(1 if ids is None else len(ids) for ids in self._told)
 
+    def abort(self) -> None:
+        """Note that nobody wants it, and end it where it has moved to. Any thread: the loop that it began on
+        may have ended. :meth:`cancel` follows.
+        """
+        self._unwanted = True
+        if self._moved is not None:
+            self._moved()
+
     def cancel(self) -> None:
         """End it early: now, or as soon as it would begin."""
         self._unwanted = True
         if self.task is not None:
             self.task.cancel()
+
+    def withdraw(self) -> None:
+        """End it here, and tell its caller nothing: :meth:`move` follows."""
+        self.ended = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def move(self, generator: TextGenerator) -> None:
+        """Have another generator answer it, once it has been withdrawn. Any thread but the loop's."""
+        again, self._again = self._again, None
+        assert again is not None
+        try:
+            self._moved = again(generator, self._sink)
+        except LlorchError as error:
+            self.fail(error)
+        except Exception:
+            error_id = secrets.token_hex(4)
+            logger.exception("a waiting request could not be submitted anew, error id %s", error_id)
+            self.fail(LoggedError(error_id))
+        else:
+            if self._unwanted:
+                self._moved()
 
     def deliver(self, updates: Sequence[GenerationUpdate]) -> None:
         """Pass updates on to the caller."""
@@ -111,7 +160,7 @@ class RoutedCall:
                 self._told[update.index : update.index + 1] = [None]
             elif told is not None:
                 told += update.token_ids
-        self.begun = True
+        self.begun, self._again = True, None
         if self._go_on is None:  # nothing of it is sent again
             self.raw, self.hint = b"", replace(self.hint, prefix=None)
         self.ended = updates[-1].is_last

@@ -57,13 +57,32 @@ class RoutedCalls:
                 raise duplicate_id(call.request_id)
             self._live[call.request_id] = call
             self._loop.call_soon(functools.partial(self._begin, call))
-        return functools.partial(self._loop.call_soon, call.cancel)
+        return functools.partial(self._abort, call)
 
     def shut(self) -> bool:
         """Take nothing more; tell whether it was this call that did. Any thread."""
         with self._lock:
             closed, self._closed = self._closed, True
         return not closed
+
+    def shut_if_idle(self) -> bool:
+        """Take nothing more if no request is live; tell whether that is so. Any thread."""
+        with self._lock:
+            self._closed = self._closed or not self._live
+            return self._closed
+
+    async def withdraw(self) -> list[RoutedCall]:
+        """Return the calls that no replica has taken and nobody has been told of: they are live here no
+        longer, and whoever gets them has another generator answer them.
+        """
+        waiting = [
+            call
+            for call in self._live.values()
+            if call.task is not None and not (call.is_taken or call.begun or call.unwanted)
+        ]
+        for call in waiting:
+            self._finish(call, call.withdraw)
+        return waiting
 
     async def end(self) -> None:
         """End what still runs, once nothing more is taken."""
@@ -80,6 +99,11 @@ class RoutedCalls:
                 kind = ReplicaLostError if call.begun else UnavailableError
                 self._finish(call, functools.partial(call.fail, kind("no replica runs; try again")))
                 call.cancel()
+
+    def _abort(self, call: RoutedCall) -> None:
+        """End a call early, wherever it is. Any thread."""
+        call.abort()
+        self._loop.call_soon(call.cancel)
 
     def _begin(self, call: RoutedCall) -> None:
         if call.unwanted:

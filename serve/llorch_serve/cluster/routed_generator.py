@@ -19,7 +19,7 @@ from llorch_serve.cluster.interfaces import CallKind, Description, Replicas, Rou
 from llorch_serve.cluster.loop_thread import LoopThread
 from llorch_serve.cluster.prefix_index import prefix_of
 from llorch_serve.cluster.presence import LOAD_INTERVAL_S, Presence
-from llorch_serve.cluster.routed_call import RoutedCall
+from llorch_serve.cluster.routed_call import Again, RoutedCall
 from llorch_serve.cluster.routed_calls import RoutedCalls
 from llorch_serve.cluster.totals import Totals
 from llorch_serve.config import CacheSharing
@@ -27,6 +27,7 @@ from llorch_serve.engine.load import Load
 from llorch_serve.errors import (
     EngineStoppedError,
     FieldViolation,
+    ModelMismatchError,
 )
 from llorch_serve.requests import (
     Abort,
@@ -88,6 +89,8 @@ class RoutedGenerator:
 
         Raises InvalidRequestError with every bad field, or UnavailableError.
         """
+        self._check_pin(request)
+        asked = request
         request, ids = self._reader.generation(request)
         seed = self._draw_seed() if request.sampling.seed is None else request.sampling.seed
         request = replace(request, sampling=replace(request.sampling, seed=seed))
@@ -103,6 +106,7 @@ class RoutedGenerator:
                 hint,
                 sink,
                 answers=answers,
+                again=lambda other, same: other.submit(asked, same),
                 seed=seed,
                 prompt_tokens=len(ids),
                 go_on=go_on,
@@ -111,23 +115,28 @@ class RoutedGenerator:
 
     def submit_score(self, request: ScoreRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and send a request for scores; see :meth:`submit`."""
-        request, ids = self._reader.score(request)
+        self._check_pin(request)
+        read, ids = self._reader.score(request)
+        raw, answers = wire_requests.write_score(read), len(read.continuations)
         return self._send(
-            "score", request, ids, wire_requests.write_score(request), sink, len(request.continuations)
+            "score", read, ids, raw, sink, answers, lambda other, same: other.submit_score(request, same)
         )
 
     def submit_rank(self, request: RankRequest, sink: UpdateSink) -> Abort:
         """Check and send a request for ranks; see :meth:`submit`."""
-        request, ids = self._reader.rank(request)
+        read, ids = self._reader.rank(request)
+        raw, answers = wire_requests.write_rank(read), 2 * len(read.documents)
         return self._send(
-            "rank", request, ids, wire_requests.write_rank(request), sink, 2 * len(request.documents)
+            "rank", read, ids, raw, sink, answers, lambda other, same: other.submit_rank(request, same)
         )
 
     def submit_embedding(self, request: EmbedRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and send a request for vectors; see :meth:`submit`."""
-        request, ids = self._reader.embed(request)
+        self._check_pin(request)
+        read, ids = self._reader.embed(request)
+        raw, answers = wire_requests.write_embed(read), len(read.inputs)
         return self._send(
-            "embed", request, ids, wire_requests.write_embed(request), sink, len(request.inputs)
+            "embed", read, ids, raw, sink, answers, lambda other, same: other.submit_embedding(request, same)
         )
 
     def violations(
@@ -174,6 +183,31 @@ class RoutedGenerator:
         """
         return self._loop.run(self._replicas.abort(request_ids, owner))
 
+    @property
+    def others(self) -> frozenset[str]:
+        """Fingerprints of other models that the deployment had replicas of, as of the last look."""
+        return self._presence.others
+
+    def is_live(self, request_id: str) -> bool:
+        """Return whether a request of that id is live. Any thread."""
+        return self._calls.find(request_id) is not None
+
+    def retire(self) -> None:
+        """Tell nobody any more whether replicas are there: another generator answers what is new."""
+        self._loop.call_soon(self._presence.retire)
+
+    def withdraw(self) -> list[RoutedCall]:
+        """Return the requests that no replica has taken, which this generator answers no longer. Blocks."""
+        return self._loop.run(self._calls.withdraw())
+
+    def close_if_idle(self) -> bool:
+        """Close if no request is live; tell whether that is so. What is submitted then is refused."""
+        if not self._calls.shut_if_idle():
+            return False
+        self._loop.run(self._end())
+        self._loop.close()
+        return True
+
     def close(self) -> None:
         """End what still runs here; the replicas go on."""
         if self._calls.shut():
@@ -200,8 +234,19 @@ class RoutedGenerator:
         raw: bytes,
         sink: UpdateSink,
         answers: int,
+        again: Again,
     ) -> Abort:
-        return self._calls.enter(RoutedCall(kind, raw, self._hint(request, ids), sink, answers=answers))
+        call = RoutedCall(kind, raw, self._hint(request, ids), sink, answers=answers, again=again)
+        return self._calls.enter(call)
+
+    def _check_pin(self, request: GenerationRequest | ScoreRequest | EmbedRequest) -> None:
+        """Raise ModelMismatchError for a request that only another model may answer."""
+        served = self._info.fingerprint
+        if request.fingerprint not in (None, served):
+            raise ModelMismatchError(
+                f"fingerprint {request.fingerprint[:200]!r} was asked for, this worker serves {served!r}; "
+                "ask for that, leave fingerprint out, or call another worker"
+            )
 
     def _cache_salt(self, request: GenerationRequest | ScoreRequest | RankRequest | EmbedRequest) -> str:
         """Return whose cached prefixes a request shares, as its replica decides it."""
@@ -229,6 +274,8 @@ def open_routed(
 ) -> RoutedGenerator:
     """Return a generator over replicas once one of them says what it serves.
 
+    The replicas are closed with it, and where it fails.
+
     open_reader: makes what checks and encodes; called on this thread. check: called every ``check_s`` seconds
     until then; what it raises ends the wait. options: the generator's.
     """
@@ -240,6 +287,7 @@ def open_routed(
         description = asked.result()
         return RoutedGenerator(open_reader(description), replicas, description, loop, **options)
     except BaseException:
+        loop.run(replicas.close())
         loop.close()
         raise
 

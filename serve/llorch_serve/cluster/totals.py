@@ -49,6 +49,19 @@ def totals_of(generator: TextGenerator) -> Totals | None:
     return inner.totals() if isinstance(inner, Replicated) else None
 
 
+def together(parts: Sequence[Totals]) -> Totals:
+    """Return the totals of several models of one front."""
+    loads = [each.load for each in parts]
+    sums = {name: sum(getattr(load, name) for load in loads) for name in (*_COUNTERS, *_MOMENTARY)}
+    on_devices = [each.device_memory_bytes for each in parts if each.replicas]
+    return Totals(
+        Load(**sums, state=WorkerState.READY),
+        tuple(sorted((one for each in parts for one in each.replicas), key=lambda one: one.replica)),
+        sum(each.memory_bytes for each in parts),
+        None if not on_devices or None in on_devices else sum(each or 0 for each in on_devices),
+    )
+
+
 class Tally:
     """Sums the figures of one model's replicas. fingerprint: the model's; replicas of another do not count.
 

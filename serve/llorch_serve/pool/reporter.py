@@ -22,6 +22,7 @@ from llorch_serve.engine.load import NOTHING, WorkerState
 from llorch_serve.errors import WorkerError
 from llorch_serve.pool.messages import heartbeat, ready
 from llorch_serve.pool.post import CallbackUrl, Poster
+from llorch_serve.requests import ModelInfo
 
 _FORGOTTEN: Final = frozenset({404, 410})
 _LATER: Final = frozenset({408, 425, 429})  # among the refusals, those that ask for patience
@@ -69,12 +70,14 @@ class PoolReporter:
         Raises WorkerError if the manager keeps refusing it.
         """
         self._worker = worker
-        await self._register(worker)
+        told = await self._register(worker)
         while True:
             await asyncio.sleep(self._config.heartbeat_s)
             load = worker.load()
-            if await self._beat(worker, load.state, self._config.timeout_s) in _FORGOTTEN:
-                await self._register(worker)
+            status = await self._beat(worker, load.state, self._config.timeout_s)
+            # A front of replicas may have come to serve another model.
+            if status in _FORGOTTEN or worker.generator.model_info() != told:
+                told = await self._register(worker)
 
     async def tell(self, state: WorkerState) -> None:
         """Send one heartbeat with that state; a manager that does not take it within two seconds goes
@@ -82,13 +85,14 @@ class PoolReporter:
         """
         await self._beat(self._worker, state, min(_FAREWELL_S, self._config.timeout_s))
 
-    async def _register(self, worker: ReadyWorker) -> None:
+    async def _register(self, worker: ReadyWorker) -> ModelInfo:
+        """Say that the worker is ready until that is heard; return what it serves, as that was told."""
         config, refusals, pause_s = self._config, 0, self._config.first_pause_s
         while True:
-            url = self._http_url()
+            url, info = self._http_url(), worker.generator.model_info()
             message = await asyncio.to_thread(
                 ready,
-                worker.generator.model_info(),
+                info,
                 worker_id=config.worker_id,
                 model_ref=config.model_ref,
                 uri=self._advertised("grpcs" if config.secure else "grpc", worker.address),
@@ -98,7 +102,7 @@ class PoolReporter:
             status = await self._send(message, "ready", config.timeout_s)
             if status is not None and 200 <= status < 300:
                 logger.info("the pool manager at %s knows this worker as %s", config.url, config.worker_id)
-                return
+                return info
             refused = status is not None and 300 <= status < 500 and status not in _LATER
             refusals = refusals + 1 if refused else 0
             if refusals >= config.most_refusals:

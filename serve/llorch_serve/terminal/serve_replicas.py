@@ -18,7 +18,7 @@ import psutil
 
 from llorch_serve.cluster.settings import ReplicaSettings
 from llorch_serve.config import EngineConfig
-from llorch_serve.errors import UsageError
+from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.providers import usable_cpus
 from llorch_serve.providers.table import find_provider
@@ -29,7 +29,10 @@ from llorch_serve.terminal.target import ModelFlags, export_source
 if TYPE_CHECKING:
     from llorch_serve.calls.interfaces import ClosableGenerator, Companion
     from llorch_serve.cluster.deploy import ModelStatus
+    from llorch_serve.cluster.follow import ModelFollower
     from llorch_serve.cluster.head import HeadAddress
+    from llorch_serve.cluster.reopening import ReopenableGenerator
+    from llorch_serve.cluster.routed_generator import RoutedGenerator
     from llorch_serve.cluster.spec import ModelSpec
     from llorch_serve.requests import ModelInfo
     from llorch_serve.terminal.replica_flags import ReplicaFlags
@@ -53,8 +56,9 @@ class Elsewhere:
     settings: Callable[[LoadProgress], ReplicaSettings]
     resume_streams: bool
     progress: LoadProgress = field(default_factory=LoadProgress)
-    worker: ClosableGenerator | None = None
+    worker: ReopenableGenerator | None = None
     _served: ReplicaSettings | None = None
+    _following: ModelFollower | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def prepare(self) -> None:
@@ -70,45 +74,74 @@ class Elsewhere:
             return self._open(self.settings(self.progress))
 
     def _open(self, found: ReplicaSettings) -> ClosableGenerator:
+        from llorch_serve.cluster.place import find_folder
+        from llorch_serve.cluster.reopening import ReopenableGenerator
+
+        find_folder(found)
+        self._served = found
+        self.progress.check()
+        self.worker = ReopenableGenerator(self._routed(found, self.progress.check))
+        return self.worker
+
+    def _routed(self, found: ReplicaSettings, check: Callable[[], None]) -> RoutedGenerator:
         from llorch_serve.cluster.front_model import open_front_model
         from llorch_serve.cluster.handles import find_replicas
         from llorch_serve.cluster.place import find_folder
         from llorch_serve.cluster.routed_generator import open_routed
 
-        folder = find_folder(found)
-        replicas = find_replicas(found.model, found.fingerprint)
-        self._served = found
-        self.progress.check()
-        self.worker = open_routed(
-            replicas,
-            lambda told: open_front_model(folder, told),
-            check=self.progress.check,
+        opened = open_routed(
+            find_replicas(found.model, found.fingerprint),
+            lambda told: open_front_model(find_folder(found), told),
+            check=check,
             resume_streams=self.resume_streams,
         )
-        if self.resume_streams and not self.info().batch_invariant:
+        if self.resume_streams and not opened.model_info().batch_invariant:
             note(
                 "a stream whose replica ends may go on as another answer than it would have been, as this "
                 "model's do not stay the same from batch to batch; deploy with batch_invariant, or leave "
                 "--resume-streams out"
             )
-        return self.worker
+        return opened
+
+    def _open_beside(self, found: ReplicaSettings, check: Callable[[], None]) -> RoutedGenerator:
+        """Open what was deployed anew, once a replica of it runs."""
+        from llorch_serve.cluster.place import find_folder
+
+        with contextlib.suppress(LlorchError, OSError):  # fetched while the replicas load; tried again then
+            find_folder(found)
+        return self._routed(found, check)
 
     def companions(self) -> tuple[Companion, ...]:
         """Return what watches the cluster while its model is served."""
         from llorch_serve.cluster.connection import head_of_this
         from llorch_serve.cluster.watch import ClusterWatch
 
-        return (ClusterWatch(head_of_this, self._is_current),)
+        return (
+            ClusterWatch(
+                head_of_this,
+                lambda: self._follower().look(),
+                is_urgent=lambda: self._follower().is_urgent(),
+            ),
+        )
 
-    def _is_current(self) -> bool:
-        """Tell whether the model is still that which was opened."""
+    def _follower(self) -> ModelFollower:
+        """Return what has the model's replacement served, once one is open."""
+        from llorch_serve.cluster.follow import ModelFollower
+
+        if self._following is None:
+            assert self.worker is not None
+            self._following = ModelFollower(self.worker, self._deployed, self._open_beside, say)
+        return self._following
+
+    def _deployed(self) -> ReplicaSettings | None:
+        """Return what is deployed as the model now."""
         from llorch_serve.cluster.deploy import find_settings
 
         assert self._served is not None
         try:
-            return find_settings(self._served.model).fingerprint == self._served.fingerprint
+            return find_settings(self._served.model)
         except UsageError:  # there is none of that name
-            return False
+            return None
 
     def info(self) -> ModelInfo:
         """Describe what is served."""
