@@ -240,6 +240,13 @@ def worker_process(mode, drain_timeout_s):
             process.kill()
 
 
+def await_taken(process, count):
+    """Return once so many requests are live in a worker that is stuck."""
+    process.stdin.write(f"{count}\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "TAKEN\n"
+
+
 def ended_cleanly(process):
     assert process.stdout.readline() == "CLOSED\n"
     return process.wait(PATIENCE_S) == 0
@@ -271,8 +278,7 @@ def test_what_does_not_finish_in_time_ends_unavailable():
     with worker_process("stuck", 0.2) as (process, address), open_stub(address) as stub:
         responses = stub.GenerateStream(pb.GenerateStreamRequest(request=REQUEST), timeout=PATIENCE_S)
         whole = stub.Generate.future(REQUEST, timeout=PATIENCE_S)
-        # Both are admitted once their initial round trip is over, which a later call on the connection shows.
-        assert stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=PATIENCE_S).model_id
+        await_taken(process, 2)
         process.terminate()
         for call in (lambda: next(responses), lambda: whole.result(PATIENCE_S)):
             error = refusal(call)
@@ -300,6 +306,7 @@ def test_a_second_signal_forces_the_end():
         responses = stub.GenerateStream(pb.GenerateStreamRequest(request=REQUEST), timeout=PATIENCE_S)
         statuses = watch(channel)
         assert next(statuses) == STATUS.SERVING
+        await_taken(process, 1)
         process.terminate()
         assert next(statuses) == STATUS.NOT_SERVING
         process.terminate()

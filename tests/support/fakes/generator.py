@@ -322,11 +322,16 @@ class FakeGenerator:
 def main() -> None:
     """Serve on a free port of the loopback: ``fake_generator.py MODE DRAIN_TIMEOUT_S``.
 
-    MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps. ``dying``: a line
-    kills it. Prints BOUND and READY with the address, and CLOSED at the end.
+    MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps, and once as many
+    requests are live as a line says, TAKEN is printed. ``dying``: a line kills it. Prints BOUND and READY with
+    the address, and CLOSED at the end.
     """
     from llorch_serve.lifecycle.serving import serve
     from llorch_serve.rpc.server import ServerConfig
+
+    def say(*words: str) -> None:
+        sys.stdout.write(" ".join(words) + "\n")
+        sys.stdout.flush()
 
     generator = FakeGenerator(free_running=False)
     if sys.argv[1] == "steps":
@@ -336,6 +341,14 @@ def main() -> None:
                 generator.step()
 
         threading.Thread(target=read, daemon=True).start()
+    elif sys.argv[1] == "stuck":
+
+        def count() -> None:
+            wanted = int(sys.stdin.readline())
+            generator.wait_for(lambda g: len(g.live_ids) >= wanted)
+            say("TAKEN")
+
+        threading.Thread(target=count, daemon=True).start()
     elif sys.argv[1] == "dying":
 
         def kill() -> None:
@@ -344,10 +357,6 @@ def main() -> None:
             generator.die(EngineStoppedError("4711"))
 
         threading.Thread(target=kill, daemon=True).start()
-
-    def say(*words: str) -> None:
-        sys.stdout.write(" ".join(words) + "\n")
-        sys.stdout.flush()
 
     config = ServerConfig(port=0, drain_timeout_s=float(sys.argv[2]))
     asyncio.run(
