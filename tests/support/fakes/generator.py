@@ -323,8 +323,8 @@ def main() -> None:
     """Serve on a free port of the loopback: ``fake_generator.py MODE DRAIN_TIMEOUT_S``.
 
     MODE ``steps``: a line on stdin lets the engine step once. ``stuck``: it never steps, and once as many
-    requests are live as a line says, TAKEN is printed. ``dying``: a line kills it. Prints BOUND and READY with
-    the address, and CLOSED at the end.
+    requests are live as a line says, TAKEN is printed. ``dying``: a line kills it. Prints BOUND and READY
+    with the address, and CLOSED at the end.
     """
     from llorch_serve.lifecycle.serving import serve
     from llorch_serve.rpc.server import ServerConfig
