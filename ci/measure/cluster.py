@@ -15,6 +15,7 @@ to do.
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import re
 import statistics
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ from llorch_serve.lifecycle.serving import serve
 from llorch_serve.requests import Completion, GenerationRequest, TokenPrompt
 from llorch_serve.rpc.server import ServerConfig
 from llorch_serve.sampling.params import SamplingParams
+from measure.threads import together
 from support.cluster import ray_cluster
 from support.harness.processes import WorkerProcess, serving
 
@@ -156,27 +158,6 @@ def ask(client: WorkerClient, asked: GenerationRequest) -> Answer:
     return answer
 
 
-def together(work: Sequence[Callable[[], object]]) -> float:
-    """Do several things at once; return the seconds that all of them took. Raises what one raised."""
-    failed: list[BaseException] = []
-
-    def one(what: Callable[[], object]) -> None:
-        try:
-            what()
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            failed.append(error)
-
-    threads = [threading.Thread(target=one, args=(what,)) for what in work]
-    begun = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return time.perf_counter() - begun
-
-
 def closed_loop(address: str, clients: int, seed: int) -> tuple[float, int]:
     """Return tokens per second of so many clients, each of which sends one request after another, and the
     messages that came.
@@ -190,7 +171,7 @@ def closed_loop(address: str, clients: int, seed: int) -> tuple[float, int]:
             ids = [draw.randrange(1000, 40_000) for _ in range(PROMPT_TOKENS)]
             answers.append(ask(connections[number], request(f"{seed}-{number}-{turn}", ids, ANSWER_TOKENS)))
 
-    seconds = together([lambda number=number: one(number) for number in range(clients)])  # type: ignore[misc]
+    seconds = together([functools.partial(one, number) for number in range(clients)])
     for connection in connections:
         connection.close()
     assert all(len(answer.ids) == ANSWER_TOKENS for answer in answers)
@@ -260,7 +241,7 @@ def share_cached(address: str, seed: int) -> float:
                 history = prompt + answer.ids
                 time.sleep(draw.uniform(0, 0.5))
 
-    together([lambda number=number: talk(number) for number in range(CONVERSATIONS)])  # type: ignore[misc]
+    together([functools.partial(talk, number) for number in range(CONVERSATIONS)])
     return cached[0] / reusable[0]
 
 

@@ -15,12 +15,12 @@ is cancelled. Means something on a machine with nothing else to do.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import itertools
 import json
 import socket
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -38,6 +38,7 @@ from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb
 from llorch_serve.rpc.convert import write_generation_request
 from llorch_serve.terminal.opening import open_worker
+from measure.threads import together
 from support.harness.processes import PATIENCE_S, serving
 from support.harness.raw_http2 import Streams, connected
 
@@ -120,29 +121,9 @@ class LeastGrpc:
         return seconds
 
 
-def together(follow: Callable[[GenerationRequest], object]) -> Run:
+def at_once(follow: Callable[[GenerationRequest], object]) -> Run:
     """Return what runs a way's requests on a thread each."""
-
-    def run(requests: list[GenerationRequest]) -> float:
-        failed: list[Exception] = []
-
-        def one(request: GenerationRequest) -> None:
-            try:
-                follow(request)
-            except Exception as error:  # noqa: BLE001 - raised again below
-                failed.append(error)
-
-        threads = [threading.Thread(target=one, args=(request,)) for request in requests]
-        begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise failed[0]
-        return time.perf_counter() - begun
-
-    return run
+    return lambda requests: together([functools.partial(follow, request) for request in requests])
 
 
 def alone(backend: LocalBackend) -> Run:
@@ -220,8 +201,8 @@ def measure(
             ways = {
                 "alone": alone(LocalBackend(engine)),
                 "gRPC": LeastGrpc(connection).run,
-                PYTHON_CLIENT: together(lambda request: list(client.generate(request))),
-                "HTTP": together(lambda request: list(over_http.chunks(request))),
+                PYTHON_CLIENT: at_once(lambda request: list(client.generate(request))),
+                "HTTP": at_once(lambda request: list(over_http.chunks(request))),
             }
             measure_speeds(ways, work, rounds, costs)
             measure_waits(client, over_http, work, times, costs)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
-import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from unittest import mock
 
+from llorch_serve.cluster.connection import same_signals
 from support.harness.processes import with_scripts
 
 CORES = 4
@@ -48,7 +47,7 @@ def ray_cluster() -> Iterator[RayCluster]:
         import ray
         from ray import serve
 
-        with _same_signals():
+        with same_signals():
             context = ray.init(
                 address="local",
                 num_cpus=CORES,
@@ -63,16 +62,3 @@ def ray_cluster() -> Iterator[RayCluster]:
             yield RayCluster(context.address_info["address"])
         finally:
             ray.shutdown()  # and all that runs there with it
-
-
-@contextlib.contextmanager
-def _same_signals() -> Iterator[None]:
-    """Give the handler of SIGTERM back, which Ray takes on the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

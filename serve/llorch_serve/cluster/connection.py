@@ -50,7 +50,7 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
         with told_failures(f"the cluster at {head}"):
             yield
         return
-    with _same_signals():
+    with same_signals():
         try:
             ray.init(address=str(head), log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, RuntimeError, ValueError) as error:
@@ -79,7 +79,7 @@ def local_cluster(cores: int, gpus: int | None) -> Iterator[None]:
     _set_up()
     import ray
 
-    with _same_signals():
+    with same_signals():
         try:
             ray.init(
                 address="local",
@@ -175,7 +175,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _same_signals() -> Iterator[None]:
+def same_signals() -> Iterator[None]:
     """Give the handler of SIGTERM back, which Ray takes on the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -144,7 +144,7 @@ class RoutedCall:
             self._moved = again(generator, self._sink)
         except LlorchError as error:
             self.fail(error)
-        except Exception:
+        except Exception:  # nobody else would tell its caller
             error_id = secrets.token_hex(4)
             logger.exception("a waiting request could not be submitted anew, error id %s", error_id)
             self.fail(LoggedError(error_id))

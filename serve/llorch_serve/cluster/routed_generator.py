@@ -75,6 +75,7 @@ class RoutedGenerator:
         self._loop = loop
         self._draw_seed = draw_seed
         self._resume_streams = resume_streams
+        self._told: tuple[Totals, ModelInfo] | None = None  # what is served, as of these totals
         self._calls = RoutedCalls(replicas, loop)
         self._presence = Presence(
             replicas, self._info.fingerprint, self._calls.give_up_waiting, load_interval_s
@@ -155,10 +156,10 @@ class RoutedGenerator:
 
     def model_info(self) -> ModelInfo:
         """Describe what is served: it can what all replicas can, as of the last look at them."""
-        able = self._info.capabilities
-        for each in self._presence.totals.replicas:
-            able = tuple(name for name in able if name in each.capabilities)
-        return replace(self._info, capabilities=able)
+        totals, told = self._presence.totals, self._told
+        if told is None or told[0] is not totals:  # every request asks, and there may be a thousand replicas
+            told = self._told = totals, _described(self._info, totals)
+        return told[1]
 
     def load(self) -> Load:
         """Return how busy the replicas are together, as of the last look at them."""
@@ -296,3 +297,10 @@ def _going_on(
     request: GenerationRequest, encoded: EncodedPrompt, answers: tuple[tuple[int, ...] | None, ...]
 ) -> bytes:
     return wire_requests.write_generation(replace(request, encoded=replace(encoded, answers=answers)))
+
+
+def _described(info: ModelInfo, totals: Totals) -> ModelInfo:
+    able = info.capabilities
+    for each in totals.replicas:
+        able = tuple(name for name in able if name in each.capabilities)
+    return replace(info, capabilities=able)
