@@ -273,7 +273,9 @@ def test_no_pod_of_a_cluster_has_more_rights_than_it_needs():
         for container in pod["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    # The head's autoscaler asks Kubernetes for nodes.
+    autoscaler = CLUSTER["spec"]["autoscalerOptions"]["securityContext"]
+    assert autoscaler == FRONT["securityContext"]
+    # It asks Kubernetes for nodes, from the head's pod.
     assert [pod["automountServiceAccountToken"] for pod in pods] == [False, True, False]
 
 
