@@ -12,7 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from llorch_serve.calls.interfaces import spread_of
 from llorch_serve.cluster import presence
-from llorch_serve.cluster.interfaces import ReplicaLoad
+from llorch_serve.cluster.interfaces import ReplicaLoad, RoutingHint
+from llorch_serve.cluster.routed_call import RoutedCall
+from llorch_serve.cluster.routed_calls import RoutedCalls
 from llorch_serve.errors import UnavailableError
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import GenerationRequest, TextPrompt
@@ -84,6 +86,32 @@ def test_what_waits_for_a_replica_that_does_not_come_ends(front):
     front._replicas.gone = False
     front.submit(GenerationRequest("r", TextPrompt("a")), again := Sink())
     assert again.answers("r")["r"].updates[-1].completion is not None
+
+
+class Later:
+    """A loop that does what is to be done when a test says so."""
+
+    def __init__(self):
+        self.acts = []
+
+    def call_soon(self, act):
+        self.acts.append(act)
+
+
+def test_what_is_given_up_before_it_has_begun_ends_once_and_leaves_its_id_to_the_next():
+    def call():
+        sink = Sink()
+        return sink, RoutedCall("embed", b"", RoutingHint("r", ""), sink, answers=1, again=None)
+
+    (first_sink, first), (_, second), later = call(), call(), Later()
+    calls = RoutedCalls(FakeReplicas(), later)
+    calls.enter(first)
+    calls.give_up_waiting()
+    calls.enter(second)
+    later.acts[0]()
+    [update] = first_sink.answers("r")["r"].updates
+    assert isinstance(update.error, UnavailableError)
+    assert calls.find("r") is second
 
 
 def test_observers_do_not_hide_that_there_are_replicas(front):

@@ -248,6 +248,27 @@ def test_figures_are_of_both_models_and_what_was_counted_stays(front):
     assert [each.replica for each in totals_of(front.generator).replicas] == ["r-b"]
 
 
+def test_a_model_that_is_deployed_again_is_not_counted_twice(front):
+    front.deployment.run(front.old, front.new)
+    counted = front.old.load().generated_tokens
+    assert counted
+    running, _ = submit(front, asked("running"))
+    front.old.wait_for(lambda old: old.live_ids)
+    front.reopen()
+    front.generator.replace(front.routed(Pinned(front.deployment, OLD), front.old))
+    both = front.generator.totals()
+    assert [each.replica for each in both.replicas] == ["r-a", "r-b"]  # an answer of before still runs
+    assert (both.load.generated_tokens, both.load.slots) == (2 * counted, 16)
+    front.old.run_freely()
+    assert end_of(running, "running").text == "w0 w1 "
+    for thread in front.generator._threads:
+        thread.join(PATIENCE_S)
+    front.deployment.run(front.old)
+    wait_until(lambda: front.generator.totals().load.slots == 8)
+    assert front.generator.load().generated_tokens == 2 * counted
+    assert [each.replica for each in front.generator.totals().replicas] == ["r-a"]
+
+
 def test_no_request_fails_as_models_are_replaced_under_load():
     models = [Model(f"{place:064x}", mark=place) for place in range(4)]
     deployment = Deployment(models[0])

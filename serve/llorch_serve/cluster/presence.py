@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from llorch_serve.cluster.interfaces import Replicas
+from llorch_serve.cluster.interfaces import ReplicaLoad, Replicas
 from llorch_serve.cluster.totals import Tally, Totals
 
 LOAD_INTERVAL_S: Final = 1.0  # between two looks
@@ -32,8 +32,8 @@ class Presence:
     """Used on the replicas' loop, but for the totals and ``silent``, and for :meth:`when_answerable`.
 
     fingerprint: of the model. give_up: called again and again while none is there for WAIT_S and longer.
-    totals: as of the last look. others: fingerprints of other models that the deployment had replicas of
-        then, as while it is updated: a front that is about to open one of these lets requests wait.
+    others: fingerprints of other models that the deployment had replicas of at the last look, as while it is
+        updated: a front that is about to open one of these lets requests wait.
     silent: the replicas that said nothing then while others did: those that stand still, or have gone.
     """
 
@@ -45,12 +45,27 @@ class Presence:
         self._interval_s = interval_s
         self._fingerprint = fingerprint
         self._tally = Tally(fingerprint)
+        self._loads: Sequence[ReplicaLoad] = ()  # as of the last look
         self._answerable = True
         self._listeners: list[Callable[[bool], None]] = []
         self._heard: dict[str, float] = {}  # when each replica last said how busy it is
-        self.totals: Totals = self._tally.look(())
         self.others: frozenset[str] = frozenset()
         self.silent: frozenset[str] = frozenset()
+
+    @property
+    def totals(self) -> Totals:
+        """What the replicas were at the last look at them."""
+        return self._tally.totals
+
+    @property
+    def tally(self) -> Tally:
+        """What sums their figures."""
+        return self._tally
+
+    def count_by(self, tally: Tally) -> None:
+        """Have another tally of the same model sum them, with what that has counted already. Any thread."""
+        self._tally = tally
+        tally.look(self._loads)
 
     def when_answerable(self, tell: Callable[[bool], None]) -> None:
         """Have ``tell`` called, on the loop, whenever the last replica has gone or a first one has come."""
@@ -64,7 +79,8 @@ class Presence:
         """Look once."""
         try:
             loads = await self._replicas.loads()
-            self.totals = self._tally.look(loads)
+            self._loads = loads
+            self._tally.look(loads)
         except Exception:  # shown as it was until the next look
             logger.exception("the replicas did not say how busy they are")
             return

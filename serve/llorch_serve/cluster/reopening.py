@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from llorch_serve.cluster.routed_generator import RoutedGenerator
 from llorch_serve.cluster.totals import Totals, together
-from llorch_serve.engine.load import NOTHING, Load, WorkerState
+from llorch_serve.engine.load import Load
 from llorch_serve.errors import (
     EngineStoppedError,
     FieldViolation,
@@ -52,7 +51,8 @@ class ReopenableGenerator:
     def __init__(self, generator: RoutedGenerator) -> None:
         self._current = generator
         self._retired: list[RoutedGenerator] = []
-        self._past = Totals(replace(NOTHING, state=WorkerState.READY), (), 0, None)
+        # One for each model ever served: replicas of one that is deployed again may be those of before.
+        self._tallies = {generator.tally.fingerprint: generator.tally}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -76,6 +76,8 @@ class ReopenableGenerator:
         with self._lock:
             closed, before = self._closing.is_set(), self._current
             if not closed:
+                counted = self._tallies.setdefault(generator.tally.fingerprint, generator.tally)
+                generator.count_by(counted)
                 self._retired.append(before)
                 self._current = generator
                 retiring = threading.Thread(
@@ -135,8 +137,8 @@ class ReopenableGenerator:
         they answer what they have. What has been counted stays counted.
         """
         with self._lock:
-            parts, past = [self._current, *self._retired], self._past
-        return together([past, *(each.totals() for each in parts)])
+            tallies = tuple(self._tallies.values())
+        return together([each.totals for each in tallies])
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
         """Nothing of this process stops: a replica whose engine does is replaced, and the front goes on."""
@@ -202,18 +204,6 @@ class ReopenableGenerator:
             return
         with self._lock:
             self._retired.remove(before)
-            gone = replace(before.totals(), replicas=(), memory_bytes=0)
-            self._past = together([self._past, replace(gone, load=_counted(gone.load))])
+            if all(each.tally is not before.tally for each in (*self._retired, self._current)):
+                before.tally.look(())  # what it has counted stays
         logger.info("all answers of the replaced model %s have ended", before.model_info().fingerprint)
-
-
-def _counted(load: Load) -> Load:
-    """Return what a model that is gone has counted, without what it was at its last moment."""
-    return replace(
-        NOTHING,
-        prompt_tokens=load.prompt_tokens,
-        cached_tokens=load.cached_tokens,
-        generated_tokens=load.generated_tokens,
-        drafted_tokens=load.drafted_tokens,
-        accepted_tokens=load.accepted_tokens,
-    )

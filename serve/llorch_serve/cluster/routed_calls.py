@@ -106,6 +106,8 @@ class RoutedCalls:
         self._loop.call_soon(call.cancel)
 
     def _begin(self, call: RoutedCall) -> None:
+        if call.ended:  # given up before it began; its id may be another's by now
+            return
         if call.unwanted:
             self._finish(call, call.end_cancelled)
             return

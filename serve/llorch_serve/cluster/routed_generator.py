@@ -21,7 +21,7 @@ from llorch_serve.cluster.prefix_index import prefix_of
 from llorch_serve.cluster.presence import LOAD_INTERVAL_S, Presence
 from llorch_serve.cluster.routed_call import Again, RoutedCall
 from llorch_serve.cluster.routed_calls import RoutedCalls
-from llorch_serve.cluster.totals import Totals
+from llorch_serve.cluster.totals import Tally, Totals
 from llorch_serve.config import CacheSharing
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import (
@@ -168,6 +168,15 @@ class RoutedGenerator:
     def totals(self) -> Totals:
         """Return what the replicas are together and each alone, as of the last look at them."""
         return self._presence.totals
+
+    @property
+    def tally(self) -> Tally:
+        """What sums the figures of the replicas."""
+        return self._presence.tally
+
+    def count_by(self, tally: Tally) -> None:
+        """Have another tally of the same model sum them, which goes on from what it has counted."""
+        self._presence.count_by(tally)
 
     def when_dead(self, tell: Callable[[EngineStoppedError], None]) -> None:
         """Nothing of this process stops: a replica whose engine does is replaced, and the front goes on."""

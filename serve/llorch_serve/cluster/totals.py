@@ -5,6 +5,7 @@ Input: how busy each replica says that it is, look by look. Output: their sums, 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
@@ -64,37 +65,52 @@ def together(parts: Sequence[Totals]) -> Totals:
 
 class Tally:
     """Sums the figures of one model's replicas. fingerprint: the model's; replicas of another do not count.
+    All methods may be called from any thread.
 
     Tokens that have been counted stay counted: a replica that has gone, or has not answered this time, is in
     the sums of counters with what it said last. Else a scrape would take a smaller sum for a restart.
+
+    totals: as of the last look.
     """
 
     def __init__(self, fingerprint: str) -> None:
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self._last: dict[str, Load] = {}  # of each replica that was ever seen, the one seen last at the end
         self._forgotten = dict.fromkeys(_COUNTERS, 0)
+        self._lock = threading.Lock()
+        self.totals = self.look(())
 
     def look(self, loads: Sequence[ReplicaLoad]) -> Totals:
         """Take what the replicas say now; return the totals."""
         here = sorted(
-            (each for each in loads if each.fingerprint == self._fingerprint), key=lambda each: each.replica
+            (each for each in loads if each.fingerprint == self.fingerprint), key=lambda each: each.replica
         )
+        with self._lock:
+            self._count(here)
+            counted = {
+                name: self._forgotten[name] + sum(getattr(load, name) for load in self._last.values())
+                for name in _COUNTERS
+            }
+            momentary = {name: sum(getattr(each.load, name) for each in here) for name in _MOMENTARY}
+            on_devices = [each.device_memory_bytes for each in here]
+            self.totals = Totals(
+                Load(**counted, **momentary, state=WorkerState.READY),
+                tuple(here),
+                sum(each.memory_bytes for each in here),
+                None if not here or None in on_devices else sum(each or 0 for each in on_devices),
+            )
+            return self.totals
+
+    def _count(self, here: Sequence[ReplicaLoad]) -> None:
         for each in here:
-            self._last.pop(each.replica, None)
-            self._last[each.replica] = each.load
+            before = self._last.pop(each.replica, each.load)
+            # Where two generators look, the later look may end first.
+            self._last[each.replica] = max(before, each.load, key=_tokens)
         while len(self._last) > max(_MOST_REMEMBERED, len(here)):
             gone = self._last.pop(next(iter(self._last)))
             for name in _COUNTERS:
                 self._forgotten[name] += getattr(gone, name)
-        counted = {
-            name: self._forgotten[name] + sum(getattr(load, name) for load in self._last.values())
-            for name in _COUNTERS
-        }
-        momentary = {name: sum(getattr(each.load, name) for each in here) for name in _MOMENTARY}
-        on_devices = [each.device_memory_bytes for each in here]
-        return Totals(
-            Load(**counted, **momentary, state=WorkerState.READY),
-            tuple(here),
-            sum(each.memory_bytes for each in here),
-            None if not here or None in on_devices else sum(each or 0 for each in on_devices),
-        )
+
+
+def _tokens(load: Load) -> int:
+    return sum(getattr(load, name) for name in _COUNTERS)
