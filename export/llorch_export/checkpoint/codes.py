@@ -133,7 +133,7 @@ class Codes:
             found[:, self.input_order] = values
             values = found
         if self.input_scales is not None:
-            with np.errstate(over="ignore"):  # found where the weights are written
+            with np.errstate(over="ignore", invalid="ignore"):  # found where the weights are written
                 values *= self.input_scales
         return values
 
@@ -157,10 +157,11 @@ class Codes:
         return values
 
     def finite(self, name: str) -> Codes:
-        """Return the same matrix, of which rows are not read if some of their values are not finite, since
-        the runtime would make these of them. name: the tensor's, for the error.
+        """Return the same matrix, of which rows are not read if one of their scales is so large that some
+        code times it is not finite: the runtime takes codes apart from the numbers beside them, so it may
+        make NaN even of values that are finite. name: the tensor's, for the error.
         """
-        read = self.read
+        read, factors = self.read, self._largest_factors()
 
         def checked(start: int, stop: int) -> CodeRows:
             rows = read(start, stop)
@@ -170,8 +171,9 @@ class Codes:
                 most = np.abs(rows.zero_points).max()
                 largest, beside = (largest + most, beside) if self.zero_kind == "points" else (largest, most)
             with np.errstate(over="ignore", invalid="ignore"):
-                large = not np.isfinite(rows.scales * largest + beside).all()
-            if large and not np.isfinite(self._products(rows)).all():
+                reach = np.abs(rows.scales) * largest + beside
+                finite = np.isfinite(reach) & np.isfinite(reach * factors)
+            if not finite.all():
                 raise ArtifactError(
                     f"{name}: codes times scales give NaN or infinity; the weights are damaged, fetch them "
                     "again"
@@ -179,6 +181,16 @@ class Codes:
             return rows
 
         return replace(self, read=checked)
+
+    def _largest_factors(self) -> npt.NDArray[np.float32]:
+        """Return the largest that the inputs of each group are multiplied by, without its sign: [groups]."""
+        if self.input_scales is None:
+            return np.ones(1, np.float32)
+        factors = np.abs(self.input_scales)
+        if self.input_order is not None:
+            factors = factors[self.input_order]
+        found: npt.NDArray[np.float32] = np.maximum.reduceat(factors, np.arange(0, self.columns, self.group))
+        return found
 
     def _spread(self, of_groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return [rows, columns] of [rows, groups]."""

@@ -22,6 +22,8 @@ from llorch_serve.errors import ArtifactError
 SCALE_TYPES: Final[Mapping[str, ScaleType]] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """By safetensors' name of the type."""
 FLOATS: Final = tuple(SCALE_TYPES)
+LARGEST_FACTOR: Final = 2.0**64
+"""Of inputs, which may themselves be as large in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,16 @@ def with_scaled_inputs(module: PackedModule, matrix: PackedMatrix, place: Stored
     place.require((1, columns) if len(place.shape) == 2 else (columns,), FLOATS)
     factors: npt.NDArray[np.float32] = place.read().reshape(columns).astype(np.float32)
     require_finite_scales(factors, place)
+    largest = np.abs(factors).max()
+    if largest > LARGEST_FACTOR:
+        raise ArtifactError(
+            f"{place.path}: tensor {place.name} holds factors of inputs up to {largest:g}, expected at most "
+            f"{LARGEST_FACTOR:g}, beyond which inputs times them are no numbers; the weights are damaged, "
+            "fetch them again"
+        )
 
     def load_rows(start: int, stop: int) -> npt.NDArray[np.float32]:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             found: npt.NDArray[np.float32] = matrix.load_rows(start, stop) * factors
         require_finite_scales(found, place)
         return found
