@@ -42,7 +42,7 @@ class Traced:
 
     def _observed(self, generator: ClosableGenerator, provider: TracerProvider) -> ObservedGenerator:
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        return ObservedGenerator(generator, [Tracer(provider, "fake-1M"), Narrator("w")])
+        return ObservedGenerator(generator, [Tracer(provider, lambda: "fake-1M"), Narrator("w")])
 
     def answer(self, traceparent: str = PARENT) -> tuple[ReadableSpan, list[ReadableSpan]]:
         """Have a request answered; return the front's span and those of replicas."""

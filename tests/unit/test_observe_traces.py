@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +14,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from llorch_serve.errors import NonFiniteLogitsError, UsageError
+from llorch_serve.observe import traces
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.observe.traces import Tracer, otlp_provider
 from llorch_serve.requests import ChatMessage, ChatPrompt, GenerationRequest, ScoreRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.terminal import serving_fronts
 from llorch_serve.terminal.serving_fronts import open_fronts
 from llorch_serve.worker.local import stream
-from support.fakes.generator import FakeGenerator
+from support.fakes.generator import INFO, FakeGenerator
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CANARY = "xylophone-canary"
@@ -31,7 +34,7 @@ def traced():
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     inner = FakeGenerator()
-    generator = ObservedGenerator(inner, [Tracer(provider, "fake-1M")])
+    generator = ObservedGenerator(inner, [Tracer(provider, lambda: "fake-1M")])
 
     def spans():
         generator.settle()
@@ -139,7 +142,7 @@ def test_an_endpoint_that_is_no_url_is_refused_at_start(endpoint):
 def test_a_request_whose_span_cannot_begin_is_answered_and_counted_all_the_same(traced, monkeypatch, caplog):
     _, inner, _ = traced
     provider, ended = TracerProvider(), []
-    tracer = Tracer(provider, "fake-1M")
+    tracer = Tracer(provider, lambda: "fake-1M")
     monkeypatch.setattr(tracer._tracer, "start_span", lambda *_, **__: 1 / 0)
     after = SimpleNamespace(
         begun=lambda seen: None,
@@ -153,3 +156,18 @@ def test_a_request_whose_span_cannot_begin_is_answered_and_counted_all_the_same(
     assert [ending.error for ending in ended] == [None]
     assert inner.submitted[0].traceparent == PARENT
     assert caplog.text.count("an observer failed") == 1
+
+
+def test_a_span_names_the_model_that_a_front_serves_by_then(monkeypatch):
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(traces, "otlp_provider", lambda *_: provider)
+    inner = FakeGenerator()
+    generator = ObservedGenerator(inner, [serving_fronts._tracer("http://127.0.0.1:1")(inner)])
+    list(stream(generator, GenerationRequest("r1", TextPrompt("Hi"))))
+    monkeypatch.setattr(inner, "model_info", lambda: replace(INFO, model_id="another"))
+    list(stream(generator, GenerationRequest("r2", TextPrompt("Hi"))))
+    generator.settle()
+    told = [(span.name, span.attributes["gen_ai.response.model"]) for span in exporter.get_finished_spans()]
+    assert told == [("text_completion fake-1M", "fake-1M"), ("text_completion another", "another")]
+    generator.close()

@@ -35,4 +35,4 @@ def find_observation(endpoint: str | None, version: str, name: str) -> Observe |
             "'llorch[otel]' there"
         ) from error
     provider = otlp_provider(endpoint, version, instance=name)
-    return lambda inner: ObservedGenerator(inner, [Tracer(provider, inner.model_info().model_id)])
+    return lambda inner: ObservedGenerator(inner, [Tracer(provider, lambda: inner.model_info().model_id)])

@@ -8,6 +8,7 @@ figures and ids; no text, neither prompts nor stop strings.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -44,11 +45,12 @@ def otlp_provider(endpoint: str, version: str, *, instance: str | None = None) -
 
 
 class Tracer:
-    """Makes spans of one model's requests. Implements :class:`llorch_serve.observe.observer.Observer` and
+    """Makes spans of requests. model_id: names what is served now, as a front's model may be replaced.
+    Implements :class:`llorch_serve.observe.observer.Observer` and
     :class:`llorch_serve.observe.observer.Tracing`.
     """
 
-    def __init__(self, provider: TracerProvider, model_id: str) -> None:
+    def __init__(self, provider: TracerProvider, model_id: Callable[[], str]) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("llorch")
         self._model_id = model_id
@@ -56,13 +58,14 @@ class Tracer:
     def open(self, seen: Observed) -> str:
         """Begin the request's span under its caller's; return its traceparent."""
         request = seen.request
+        model_id = self._model_id()
         carrier = {"traceparent": request.traceparent} if request.traceparent else {}
         seen.span = self._tracer.start_span(
-            f"{request.operation} {self._model_id}",
+            f"{request.operation} {model_id}",
             context=TraceContextTextMapPropagator().extract(carrier),
             kind=SpanKind.SERVER,
             start_time=seen.submitted_ns,
-            attributes=_asked(request, self._model_id),
+            attributes=_asked(request, model_id),
         )
         told: dict[str, str] = {}
         TraceContextTextMapPropagator().inject(told, set_span_in_context(seen.span))

@@ -175,4 +175,4 @@ def _tracer(endpoint: str) -> Callable[[ClosableGenerator], Observer]:
     with required("otel"):
         from llorch_serve.observe.traces import Tracer, otlp_provider
     provider = otlp_provider(endpoint, importlib.metadata.version("llorch"))
-    return lambda generator: Tracer(provider, generator.model_info().model_id)
+    return lambda generator: Tracer(provider, lambda: generator.model_info().model_id)
