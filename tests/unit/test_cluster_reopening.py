@@ -352,6 +352,64 @@ def test_a_closed_front_opens_nothing(front):
     assert opened.closed.is_set()
 
 
+def test_replicas_that_cannot_be_let_go_of_keep_neither_their_figures_nor_the_front(front, monkeypatch):
+    async def broken():
+        raise RuntimeError("the head is gone")
+
+    monkeypatch.setattr(front.before, "close", broken)
+    front.deployment.run(front.new)
+    front.reopen()
+    for thread in front.generator._threads:
+        thread.join(PATIENCE_S)
+    assert front.generator.load().slots == 8
+    monkeypatch.setattr(front.generator.current._replicas, "close", broken)
+    front.generator.close()
+
+    def unreadable(_told):
+        raise ArtifactError("the tokenizer is damaged")
+
+    failing = Pinned(front.deployment, NEW)
+    monkeypatch.setattr(failing, "close", broken)
+    with pytest.raises(ArtifactError, match="is damaged"):
+        open_routed(failing, unreadable)
+
+
+def test_a_caller_who_can_be_told_nothing_does_not_keep_those_behind_from_being_answered(front):
+    class Gone:
+        def deliver(self, _updates):
+            raise RuntimeError("the loop is closed")
+
+    front.deployment.run(front.new)
+    front.generator.submit(asked("gone", fingerprint=OLD), Gone())
+    sink, _ = submit(front, asked("r"))
+    front.wait_until_waits("gone")
+    front.wait_until_waits("r")
+    front.reopen()
+    assert end_of(sink, "r").text == "w0 ...w1 ..."
+    assert front.before.closed.wait(PATIENCE_S)
+
+
+def test_what_is_told_last_is_whether_the_new_model_can_answer(front):
+    told, began, opened = [], threading.Event(), threading.Event()
+
+    def tell(answerable):
+        if not answerable:
+            began.set()
+            opened.wait(0.3)
+        told.append(answerable)
+        if answerable:
+            opened.set()
+
+    front.generator.when_answerable(tell)
+    front.deployment.run(front.old, front.new)
+    absent = threading.Thread(target=front.generator._tell, args=(front.generator.current, False))
+    absent.start()
+    assert began.wait(PATIENCE_S)
+    front.reopen()
+    absent.join(PATIENCE_S)
+    assert told == [False, True]
+
+
 SETTINGS = ReplicaSettings(model="m", artifact="/models/m", fingerprint=OLD, version="1", cores=1)
 ANEW = ReplicaSettings(model="m", artifact="/models/n", fingerprint=NEW, version="1", cores=1)
 
@@ -404,6 +462,16 @@ def test_a_model_that_cannot_be_opened_here_ends_the_front_with_the_reason(front
 
     made, _ = follower(front, [ANEW], missing)
     with pytest.raises(WorkerError, match=r"this front cannot open: /models/n has no manifest\.json"):
+        made.look()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("no answer")])
+def test_a_cluster_that_does_not_answer_does_not_end_the_front(front, error):
+    def lost(_settings, _check):
+        raise error
+
+    made, _ = follower(front, [ANEW], lost)
+    with pytest.raises(type(error)):
         made.look()
 
 

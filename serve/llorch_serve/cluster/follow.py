@@ -77,7 +77,7 @@ class ModelFollower:
             opened = self._open(wanted, self._checks(wanted))
         except (_SupersededError, UnavailableError):  # or the front ends
             return
-        except WorkerError:
+        except (WorkerError, ConnectionError, TimeoutError):  # the latter are the cluster's: looked again
             raise
         except (LlorchError, OSError) as error:
             raise WorkerError(

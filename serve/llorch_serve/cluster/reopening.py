@@ -54,6 +54,7 @@ class ReopenableGenerator:
         # One for each model ever served: replicas of one that is deployed again may be those of before.
         self._tallies = {generator.tally.fingerprint: generator.tally}
         self._lock = threading.Lock()
+        self._telling = threading.Lock()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._listeners: list[Callable[[bool], None]] = []
@@ -89,8 +90,8 @@ class ReopenableGenerator:
             generator.close()
             raise UnavailableError("the front is shutting down")
         before.retire()
-        self._listen(generator)
         self._tell(generator, True)
+        self._listen(generator)
 
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and send a request; return what ends it early. Raises InvalidRequestError,
@@ -179,7 +180,9 @@ class ReopenableGenerator:
         generator.when_answerable(lambda answerable: self._tell(generator, answerable))
 
     def _tell(self, generator: RoutedGenerator, answerable: bool) -> None:
-        if generator is self._current:
+        with self._telling:  # else what is told last may be of the model that has been replaced
+            if generator is not self._current:
+                return
             for tell in tuple(self._listeners):
                 tell(answerable)
 
@@ -188,15 +191,19 @@ class ReopenableGenerator:
         while not self._closing.is_set():
             served, names = self._current.model_info().fingerprint, set(self.model_info().names)
             for call in before.withdraw():
-                if names.issuperset(before.model_info().names):
-                    call.move(self)
-                else:  # it may have been asked for by a name that is gone
-                    call.fail(
-                        ModelMismatchError(
-                            f"the model was replaced by {served!r}, which has not all of its names, while "
-                            "this request waited for a replica; ask for one of the names that are served"
+                try:
+                    if names.issuperset(before.model_info().names):
+                        call.move(self)
+                    else:  # it may have been asked for by a name that is gone
+                        call.fail(
+                            ModelMismatchError(
+                                f"the model was replaced by {served!r}, which has not all of its names, "
+                                "while this request waited for a replica; ask for one of the names that are "
+                                "served"
+                            )
                         )
-                    )
+                except Exception:  # the front's own loop may have ended; the others are still to be told
+                    logger.exception("the end of a request could not be told")
             if before.close_if_idle():
                 break
             self._closing.wait(RETIRE_LOOK_S)

@@ -7,6 +7,7 @@ leads to their ends.
 from __future__ import annotations
 
 import functools
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
@@ -42,6 +43,8 @@ from llorch_serve.requests import (
     UpdateSink,
 )
 from llorch_serve.sampling.params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 
 def _draw_seed() -> int:
@@ -271,7 +274,10 @@ class RoutedGenerator:
     async def _end(self) -> None:
         self._watching.cancel()
         await self._calls.end()
-        await self._replicas.close()
+        try:
+            await self._replicas.close()
+        except Exception:  # the cluster may be gone; what is left of this generator ends all the same
+            logger.exception("the replicas could not be let go of")
 
 
 def open_routed(
@@ -297,7 +303,10 @@ def open_routed(
         description = asked.result()
         return RoutedGenerator(open_reader(description), replicas, description, loop, **options)
     except BaseException:
-        loop.run(replicas.close())
+        try:
+            loop.run(replicas.close())
+        except Exception:  # what has failed is told, and not this
+            logger.exception("the replicas could not be let go of")
         loop.close()
         raise
 
