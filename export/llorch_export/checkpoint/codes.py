@@ -170,7 +170,7 @@ class Codes:
                 most = np.abs(rows.zero_points).max()
                 largest, beside = (largest + most, beside) if self.zero_kind == "points" else (largest, most)
             with np.errstate(over="ignore", invalid="ignore"):
-                large = not np.isfinite(rows.scales * largest + beside).all()
+                large = not np.isfinite(np.abs(rows.scales) * largest + beside).all()
             if large and not np.isfinite(self._products(rows)).all():
                 raise ArtifactError(
                     f"{name}: codes times scales give NaN or infinity; the weights are damaged, fetch them "
