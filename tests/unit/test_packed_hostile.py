@@ -155,8 +155,8 @@ def test_values_that_overflow_are_refused_without_a_warning(tmp_path: Path) -> N
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_number_beside_codes_hides_no_overflow(sign: int) -> None:
     def read(_start: int, _stop: int) -> CodeRows:
-        scale, number = np.array([[sign * 3e37]], np.float32), np.array([[3e38]], np.float32)
-        return CodeRows(np.full((1, 4), 8 + 7 * sign, np.uint8), scale, number)  # 3e37 * 7 + 3e38
+        scale, number = np.array([[sign * 2e37]], np.float32), np.array([[3e38]], np.float32)
+        return CodeRows(np.full((1, 4), 8 + 7 * sign, np.uint8), scale, number)  # 2e37 * 7 + 3e38
 
     codes = Codes(4, 4, 4, False, "float32", read, zero_type="float32", zero_kind="added")
     with pytest.raises(ArtifactError, match="codes times scales give NaN or infinity"):
