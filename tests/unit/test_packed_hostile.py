@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llorch_export.checkpoint.codes import CodeRows, Codes
 from llorch_export.config.packed.reading import read_packing, read_packing_file
 from llorch_export.source.open import open_checkpoint
 from llorch_serve.errors import ArtifactError
@@ -149,6 +150,17 @@ def test_values_that_overflow_are_refused_without_a_warning(tmp_path: Path) -> N
     packed.stored[f"{UP}.weight"][0] = 400
     with pytest.raises(ArtifactError, match=r"up_proj\.weight: codes times scales give NaN or infinity"):
         read_all(packed)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_beside_codes_hides_no_overflow(sign: int) -> None:
+    def read(_start: int, _stop: int) -> CodeRows:
+        scale, number = np.array([[sign * 2e37]], np.float32), np.array([[3e38]], np.float32)
+        return CodeRows(np.full((1, 4), 8 + 7 * sign, np.uint8), scale, number)  # 2e37 * 7 + 3e38
+
+    codes = Codes(4, 4, 4, False, "float32", read, zero_type="float32", zero_kind="added")
+    with pytest.raises(ArtifactError, match="codes times scales give NaN or infinity"):
+        codes.finite("w").read(0, 1)
 
 
 def test_awq(tmp_path: Path) -> None:
