@@ -84,6 +84,15 @@ def command(
     ] = None,
     *,
     replacing: Annotated[ReplaceFlags, only("force")],
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Compare with this, made by llorch verify --write-reference, in place of running the model "
+            "in fp32 here.",
+            show_default=False,
+        ),
+    ] = None,
     png: Annotated[
         Path | None,
         typer.Option(
@@ -112,7 +121,8 @@ def command(
     from llorch_export.tune.tuning import opened
 
     unwind_on_signals()
-    with opened(_wish(hub.of(source), wishes, output, force=replacing.force), say) as tuning:
+    wish = _wish(hub.of(source), wishes, output, reference, force=replacing.force)
+    with opened(wish, say) as tuning:
         try:
             tuning.run()
         except KeyboardInterrupt:
@@ -124,7 +134,9 @@ def command(
         _finish(tuning, png, as_json=as_json)
 
 
-def _wish(source: str, wishes: WishFlags, output: Path | None, *, force: bool) -> Wish:
+def _wish(
+    source: str, wishes: WishFlags, output: Path | None, reference: Path | None, *, force: bool
+) -> Wish:
     from llorch_export.tune.standing import Bounds
     from llorch_export.tune.tuning import Wish
 
@@ -143,6 +155,7 @@ def _wish(source: str, wishes: WishFlags, output: Path | None, *, force: bool) -
         output=output,
         force=force,
         command=shlex.join(["llorch", *sys.argv[1:]]),
+        reference=reference,
     )
 
 
