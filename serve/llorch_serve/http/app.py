@@ -58,6 +58,16 @@ def make_app(
     replicas: LookAtReplicas = no_replicas,
 ) -> ASGIApp:
     """Return the application. unknown: see HttpSettings."""
+    return Guard(make_routes(service, exposition, unknown, replicas), access, on_answered)
+
+
+def make_routes(
+    service: HttpService,
+    exposition: Exposition,
+    unknown: UnknownFields = UnknownFields.REFUSE,
+    replicas: LookAtReplicas = no_replicas,
+) -> ASGIApp:
+    """Return the application without what guards its door."""
     status, jobs = StatusRoutes(service, exposition, replicas), JobDialect()
     responses = ResponseRoutes(KeptResponses(), unknown)
 
@@ -95,7 +105,7 @@ def make_app(
         routes=routes, exception_handlers={HTTPException: _refuse, LlorchError: _refuse, Exception: _refuse}
     )
     app.router.redirect_slashes = False  # clients of JSON do not send their body again
-    return Guard(app, access, on_answered)
+    return app
 
 
 def _routes(endpoints: Mapping[str, Callable[[str], Endpoint]]) -> list[Route]:
