@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from llorch_serve.client.asynchronous import AsyncWorkerClient
 from llorch_serve.client.generator import RemoteGenerator
-from llorch_serve.client.patience import MOST_DEPARTURES, Patience
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     AuthenticationError,
@@ -26,21 +24,26 @@ from llorch_serve.errors import (
     UnavailableError,
     UnreachableError,
     UnsupportedError,
+    WorkerError,
     duplicate_id,
 )
 from llorch_serve.requests import (
     AnswerOptions,
+    Completion,
     GenerationRequest,
     GenerationUpdate,
     RankRequest,
     ScoreRequest,
     TextPrompt,
+    Timings,
 )
 from llorch_serve.sampling.params import SamplingParams
 from support.fakes.generator import INFO, PATIENCE_S, FakeGenerator
 from support.harness.rpc import running_server
 
 REQUEST = GenerationRequest("a", TextPrompt("one"), SamplingParams(max_tokens=3), client_id="batch")
+
+DONE = Completion(FinishReason.LENGTH, None, 1, 2, 3, Timings(0, 0, 0))
 
 
 class Sink:
@@ -62,19 +65,16 @@ class Sink:
         return found
 
 
-def with_remote(
-    address: str, use: Callable[[RemoteGenerator, Patience], Awaitable[Any]], *, seconds: float = PATIENCE_S
-) -> tuple[Any, list[str]]:
+def with_remote(address: str, use: Callable[[RemoteGenerator], Awaitable[Any]]) -> tuple[Any, list[str]]:
     """Run ``use`` with a generator over the worker at ``address``; return its result, and what was told."""
     told: list[str] = []
 
     async def run() -> Any:
         async with AsyncWorkerClient(address) as client:
             info = await client.model_info()
-            patience = Patience(client, info.fingerprint, seconds, told.append)
-            remote = RemoteGenerator(client, info, patience)
+            remote = RemoteGenerator(client, info, told.append)
             try:
-                return await use(remote, patience)
+                return await use(remote)
             finally:
                 await remote.close()
 
@@ -82,7 +82,7 @@ def with_remote(
 
 
 def test_answers_come_whole_and_name_the_model_that_must_give_them():
-    async def use(remote: RemoteGenerator, _: Patience) -> Any:
+    async def use(remote: RemoteGenerator) -> Any:
         sink = Sink()
         remote.submit(replace(REQUEST, answers=AnswerOptions(2)), sink)
         return await sink.end()
@@ -100,7 +100,7 @@ def test_answers_come_whole_and_name_the_model_that_must_give_them():
 
 
 def test_what_needs_no_engine_blocks_another_thread():
-    async def use(remote: RemoteGenerator, _: Patience) -> Any:
+    async def use(remote: RemoteGenerator) -> Any:
         tokens = await asyncio.to_thread(remote.tokenize, TextPrompt("ab"))
         text = await asyncio.to_thread(remote.detokenize, (97,), keep_special_tokens=False)
         load = await asyncio.to_thread(remote.load)
@@ -117,7 +117,7 @@ def test_what_needs_no_engine_blocks_another_thread():
 
 
 def test_scores_come_in_their_order():
-    async def use(remote: RemoteGenerator, _: Patience) -> Any:
+    async def use(remote: RemoteGenerator) -> Any:
         sink = Sink()
         texts = (TextPrompt("ab"), TextPrompt("c"))
         remote.submit_score(ScoreRequest("s", TextPrompt("q"), texts), sink)
@@ -131,7 +131,7 @@ def test_scores_come_in_their_order():
 
 
 def test_a_request_that_is_aborted_ends_here_and_there():
-    async def use(remote: RemoteGenerator, _: Patience) -> Any:
+    async def use(remote: RemoteGenerator) -> Any:
         sink, early = Sink(), Sink()
         abort = remote.submit(REQUEST, sink)
         await asyncio.to_thread(generator.wait_for, lambda it: it.live_ids)
@@ -156,78 +156,47 @@ class Flaky:
     address = "here:1"
 
     def __init__(self, *ends: Exception) -> None:
-        self.ends: queue.SimpleQueue[Exception] = queue.SimpleQueue()
-        for end in ends:
-            self.ends.put(end)
-        self.sent = self.waited = 0
-        self.fingerprint = INFO.fingerprint
-        self.ready: Exception | None = None
+        self._ends = list(ends)
 
-    async def send(self) -> str:
-        self.sent += 1
-        if not self.ends.empty():
-            raise self.ends.get()
-        return "answer"
-
-    async def wait_until_ready(self, timeout_s: float) -> None:
-        self.waited += 1
-        if self.ready is not None:
-            raise self.ready
-
-    async def model_info(self) -> Any:
-        return replace(INFO, fingerprint=self.fingerprint)
+    async def complete(self, request: GenerationRequest) -> list[GenerationUpdate]:
+        if self._ends:
+            raise self._ends.pop(0)
+        return [GenerationUpdate(request.request_id, "answer", (), DONE)]
 
 
-def patiently(client: Any, seconds: float = PATIENCE_S) -> tuple[Any, Patience, list[str]]:
-    """Send one call; return what became of it."""
+def ended(*ends: Exception) -> tuple[list[Exception | None], LlorchError | None, list[str]]:
+    """Send a request as often as calls end badly, and once more; return their errors."""
     told: list[str] = []
-    patience = Patience(client, INFO.fingerprint, seconds, told.append)
 
     async def run() -> Any:
-        try:
-            return await patience.answer(client.send)
-        except LlorchError as error:
-            return error
+        remote = RemoteGenerator(Flaky(*ends), INFO, told.append)  # type: ignore[arg-type]  # it plays one
+        errors = []
+        for _ in range(len(ends) + 1):
+            sink = Sink()
+            remote.submit(REQUEST, sink)
+            errors.append((await sink.end())[-1].error)
+        return errors, remote.lost
 
-    return asyncio.run(run()), patience, told
+    errors, lost = asyncio.run(run())
+    return errors, lost, told
 
 
 AWAY = UnreachableError("no worker answers at here:1")
 
 
 @pytest.mark.parametrize("end", [AWAY, UnavailableError("the worker is shutting down")])
-def test_a_worker_that_goes_away_is_waited_for_and_asked_again(end):
-    client = Flaky(end, end)
-    found, patience, told = patiently(client)
-    assert (found, client.sent, patience.lost) == ("answer", 3, None)
-    assert len(told) == 2
-    assert str(end) in told[0]
-    assert told[1] == "the worker at here:1 answers again"
+def test_a_worker_that_goes_away_is_told_once_and_may_be_asked_again(end):
+    errors, lost, told = ended(end, end)
+    assert [type(error) for error in errors] == [UnavailableError, UnavailableError, type(None)]
+    assert told == [str(end), "the worker at here:1 answers again"]
+    assert lost is None
 
 
-def test_a_worker_that_does_not_come_back_in_time_is_lost_for_all():
-    client = Flaky(AWAY)
-    client.ready = AWAY
-    found, patience, _ = patiently(client, seconds=0.2)
-    assert isinstance(found, UnreachableError)
-    assert "waited for for 0.2 s" in str(found)
-    assert patience.lost is found
-
-
-def test_a_worker_that_comes_back_with_another_model_is_lost():
-    client = Flaky(AWAY)
-    client.fingerprint = "e" * 64
-    found, patience, _ = patiently(client)
-    assert isinstance(found, ModelMismatchError)
-    assert "ffffffffffff" in str(found)
-    assert "eeeeeeeeeeee" in str(found)
-    assert patience.lost is found
-
-
-@pytest.mark.parametrize("end", [AuthenticationError("no token"), ModelMismatchError("another")])
-def test_what_no_waiting_mends_is_lost_at_once(end):
-    found, patience, told = patiently(Flaky(end))
-    assert found is patience.lost is end
+def test_a_worker_that_serves_another_model_is_lost():
+    end = ModelMismatchError("another")
+    errors, lost, told = ended(end)
+    assert errors == [end, None]
+    assert lost is end
     assert told == []
 
 
@@ -237,28 +206,17 @@ def test_what_no_waiting_mends_is_lost_at_once(end):
         ReplicaLostError("gone"),
         QueueFullError("full", retry_after_s=1),
         InvalidRequestError([FieldViolation("sampling.top_p", "bad")]),
+        AuthenticationError("no token"),
+        WorkerError("answered INTERNAL"),
     ],
 )
 def test_what_ends_one_request_ends_that_alone(end):
-    found, patience, _ = patiently(Flaky(end))
-    assert found is end
-    assert patience.lost is None
+    assert ended(end) == ([end, None], None, [])
 
 
-def test_an_id_that_the_worker_has_not_let_go_of_is_sent_again():
-    client = Flaky(duplicate_id("a"), duplicate_id("a"))
-    assert patiently(client)[0] == "answer"
-    assert client.waited == 0
-
-
-def test_want_of_memory_is_a_full_queue():
-    found, _, _ = patiently(Flaky(ResourceError("the worker's memory is full")))
-    assert isinstance(found, QueueFullError)
-    assert found.retry_after_s == 1
-
-
-def test_a_request_that_ends_the_worker_each_time_fails_in_the_end():
-    client = Flaky(*[AWAY] * (MOST_DEPARTURES + 1))
-    found, patience, _ = patiently(client)
-    assert found is AWAY
-    assert patience.lost is None
+@pytest.mark.parametrize("end", [duplicate_id("a"), ResourceError("the worker's memory is full")])
+def test_what_passes_by_itself_is_a_full_queue(end):
+    errors, lost, _ = ended(end)
+    assert isinstance(errors[0], QueueFullError)
+    assert errors[0].retry_after_s == 1
+    assert lost is None

@@ -1,8 +1,8 @@
 """A worker elsewhere as a generator: fronts in this process answer with its model as they would with one of
 their own.
 
-Input: requests from any thread. Output: whole answers, each as one update, on the event loop of the client.
-A worker that goes away, as one does that is restarted, is waited for, and what it had begun is sent again.
+Input: requests from any thread. Output: whole answers, each as one update, on the event loop of the client;
+or errors that say whether it helps to ask again, as it does where a worker is restarted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,23 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from llorch_serve.client.asynchronous import AsyncWorkerClient
-from llorch_serve.client.patience import Patience
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
-from llorch_serve.errors import FieldViolation, UnsupportedError
+from llorch_serve.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    LlorchError,
+    ModelMismatchError,
+    QueueFullError,
+    ReplicaLostError,
+    ResourceError,
+    UnavailableError,
+    UnreachableError,
+    UnsupportedError,
+)
 from llorch_serve.requests import (
     Abort,
     AnswerOptions,
@@ -37,7 +47,8 @@ from llorch_serve.sampling.params import SamplingParams
 
 R = TypeVar("R")
 
-_NOTHING = Timings(0.0, 0.0, 0.0)
+_AGAIN_S: Final = 1.0
+_NOTHING: Final = Timings(0.0, 0.0, 0.0)
 
 
 class RemoteGenerator:
@@ -45,12 +56,19 @@ class RemoteGenerator:
 
     Every request names the model that the worker serves now, so that no answer is another model's. What takes
     no sink blocks, so it is for threads other than the loop's.
+
+    tell: is told when the worker goes away, and when it answers again.
+    lost: why nothing is answered any more: the worker serves another model. None while that may change.
     """
 
-    def __init__(self, client: AsyncWorkerClient, info: ModelInfo, patience: Patience) -> None:
+    def __init__(
+        self, client: AsyncWorkerClient, info: ModelInfo, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.lost: LlorchError | None = None
         self._client = client
         self._info = info
-        self._patience = patience
+        self._tell = tell
+        self._is_away = False
         self._loop = asyncio.get_running_loop()
         self._running: set[asyncio.Task[list[GenerationUpdate]]] = set()
 
@@ -118,6 +136,34 @@ class RemoteGenerator:
     def _wait_for(self, call: Coroutine[Any, Any, R]) -> R:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
+    async def _answer(
+        self, send: Callable[[], Coroutine[Any, Any, list[GenerationUpdate]]]
+    ) -> list[GenerationUpdate]:
+        """Return the answer of a call. Raises what it raises, in the words of a generator in this process."""
+        try:
+            updates = await send()
+        except ReplicaLostError:
+            raise
+        except (UnavailableError, UnreachableError) as error:
+            if not self._is_away:
+                self._is_away = True
+                self._tell(str(error))
+            raise UnavailableError(str(error)) from error
+        except ModelMismatchError as error:
+            self.lost = error
+            raise
+        except InvalidRequestError as error:
+            if [each.field for each in error.violations] == ["request_id"]:
+                # The one before has left and has not ended yet, or another run asks for the same.
+                raise QueueFullError(str(error), retry_after_s=_AGAIN_S) from error
+            raise
+        except ResourceError as error:
+            raise QueueFullError(str(error), retry_after_s=_AGAIN_S) from error
+        if self._is_away:
+            self._is_away = False
+            self._tell(f"the worker at {self._client.address} answers again")
+        return updates
+
     def _begin(
         self,
         request_id: str,
@@ -128,7 +174,7 @@ class RemoteGenerator:
         tasks: list[asyncio.Task[list[GenerationUpdate]]] = []
 
         def start() -> None:
-            task = self._loop.create_task(self._patience.answer(send))
+            task = self._loop.create_task(self._answer(send))
             tasks.append(task)
             self._running.add(task)
             task.add_done_callback(self._running.discard)

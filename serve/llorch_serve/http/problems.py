@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llorch_serve.errors import (
+    AuthenticationError,
     CancelledError,
     EngineStoppedError,
     FieldViolation,
@@ -112,8 +113,10 @@ def describe(error: Exception, *, route: str) -> Problem:
             return Problem(503, "service_unavailable", error.reason.lower(), text, headers=_SOON)
         case CancelledError():
             return Problem(CLIENT_CLOSED, "cancelled", "cancelled", text)
-        case WorkerError():  # a model elsewhere answers, and said so itself
-            return Problem(502, "server_error", "worker_failed", text)
+        case AuthenticationError() | WorkerError():  # of a worker elsewhere that was to answer
+            refuses = isinstance(error, AuthenticationError)
+            status, kind = (401, "authentication_error") if refuses else (502, "server_error")
+            return Problem(status, kind, "invalid_api_key" if refuses else "worker_failed", text)
         case LoggedError():  # where it happened
             code = "engine_stopped" if isinstance(error, EngineStoppedError) else "internal_error"
             return Problem(500, "server_error", code, text)
