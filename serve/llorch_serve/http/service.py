@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -103,6 +104,14 @@ class HttpService:
     def info(self) -> ModelInfo | None:
         """What is served; None until it is loaded."""
         return self._desk.info
+
+    def check_open(self) -> None:
+        """Raise UnavailableError, with the reason, while no request is taken."""
+        self._desk.check_open()
+
+    def call(self) -> AbstractContextManager[None]:
+        """Count a request for as long as it runs."""
+        return self._desk.call()
 
     async def cancel(self, request_id: str, owner: str) -> None:
         """End a request that came over HTTP from the same caller, if it is live. Idempotent."""
