@@ -56,6 +56,17 @@ def sizes(config: LlamaConfig, graphs: Iterable[Sequence[WeightJob]]) -> Sizes:
     return Sizes(before, tuple(layers), behind)
 
 
+def is_in(tensor: str, layers: range, config: LlamaConfig) -> bool:
+    """Tell whether a checkpoint's tensor is of a stage with these layers."""
+    layer = _LAYER.match(tensor)
+    if layer is not None:
+        return int(layer[1]) in layers
+    first, last = layers.start == 0, layers.stop == config.num_hidden_layers
+    if tensor.startswith(f"{EMBEDDING}."):
+        return first or (last and config.tie_word_embeddings)
+    return last
+
+
 def cut(found: Sizes, choice: StageChoice) -> tuple[range, ...]:
     """Return the layers of each stage. Raises UsageError if the model cannot be cut as ``choice`` has it."""
     layers = len(found.layers)
