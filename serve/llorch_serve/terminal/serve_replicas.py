@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from llorch_serve.cluster.settings import ReplicaSettings
-from llorch_serve.config import EngineConfig
+from llorch_serve.config import EngineConfig, StageChoice
 from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.providers import usable_cpus
@@ -206,6 +206,11 @@ def beside(
         what = "TOKENIZER_PATH" if signed is None else "--verify-signature"
         raise UsageError(
             f"{what} has no effect with --replicas, which load the folder as it is; leave it out"
+        )
+    if config.session.stages != StageChoice():
+        raise UsageError(
+            "--stage-device and --stage-processes have no effect with --replicas, each of which runs all "
+            "stages in its process; leave one of them out"
         )
     if queue.max_queued_tokens is not None:
         raise UsageError(
