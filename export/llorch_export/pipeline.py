@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from llorch_export.adapter.apply import with_adapters
-from llorch_export.artifact.companions import including, planned, with_int8_cache, with_prompt_graph
+from llorch_export.artifact.companions import (
+    including,
+    int8_form,
+    measured_scales,
+    planned,
+    with_int8_cache,
+    with_prompt_graph,
+)
 from llorch_export.artifact.description import (
     GRAPH_FILE,
     Progress,
@@ -23,10 +30,12 @@ from llorch_export.artifact.description import (
     export_fingerprint,
     fingerprint_source,
     licences,
+    listed,
     source_notices,
     up_to_date,
 )
 from llorch_export.artifact.place import check_output
+from llorch_export.artifact.staged import add_scales, as_one_graph, with_stages, write_stages
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
@@ -40,6 +49,7 @@ from llorch_export.graph.source_forms import (
     source_notice,
     widened_bytes,
 )
+from llorch_export.graph.stage_sizes import cut, sizes
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.graphs import ArtifactGraphs, error_factors
 from llorch_export.interop.genai import interop_files
@@ -50,7 +60,14 @@ from llorch_export.source.open import open_checkpoint
 from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.verify.float_range import probe_activations
 from llorch_serve.artifact.folder import MANIFEST_NAME, Artifact, load_artifact
-from llorch_serve.artifact.manifest import FixedShapes, Manifest, Target, encode_manifest
+from llorch_serve.artifact.manifest import (
+    FixedShapes,
+    LlamaConfig,
+    Manifest,
+    PromptGraph,
+    Target,
+    encode_manifest,
+)
 
 PREFILL_FILE = "prefill.onnx"
 _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked
@@ -101,6 +118,8 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if resolved.calibration is not None:
         text = read_calibration(resolved.calibration, checkpoint)
         resolved = resolved.with_text(text.text)
+    if resolved.options.stages is not None:
+        resolved = cut_into_stages(resolved, checkpoint.config, checkpoint.tensors)
     source_print = fingerprint_source(checkpoint, progress)
     terms = licences(checkpoint)
     fields = checkpoint_fields(
@@ -122,7 +141,7 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     """Write everything into the writer's folder and check it; return the notices."""
     checkpoint, text = job.checkpoint, job.text
     if text is not None:  # measuring takes minutes, after which a full disk should be no news
-        graph, prompt_bytes = planned(
+        graph, prompts = planned(
             resolved,
             *fixed_transforms(
                 checkpoint.config,
@@ -131,19 +150,37 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
                 embeds=resolved.embedding is not None,
             ),
         )
-        writer.require_space(graph.data_bytes + (prompt_bytes or 0) + _OVERHEAD_BYTES)
+        prompt_bytes = 0 if prompts is None else prompts.data_bytes
+        writer.require_space(graph.data_bytes + prompt_bytes + _OVERHEAD_BYTES)
     prepared = prepare(checkpoint, resolved.recipe, text, job.progress, measure=resolved.measures_inputs)
     if prepared.calibration is not None:
         resolved = resolved.with_peaks(prepared.calibration.peaks())
     with error_factors(prepared, resolved.recipe, text, job.progress) as factors:
-        graph = _write_graphs(writer, ArtifactGraphs(resolved, prepared, factors), job)
-    written = load_artifact(writer.folder)
-    out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
+        write = _write_stages if resolved.stages else _write_graphs
+        graph = write(writer, ArtifactGraphs(resolved, prepared, factors), job)
+    written, out_of_range = load_artifact(writer.folder), None
+    if resolved.recipe.compute_type == "float16":
+        with as_one_graph(writer, written.manifest, graph) as whole:
+            out_of_range = probe_activations(whole)
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
     notices = [*source_notices(checkpoint), *graph.notices]
     notices += (notice for notice in found if notice is not None)
     notices += storage_notices(checkpoint.tensors, resolved)
     return tuple(notices)
+
+
+def cut_into_stages(
+    resolved: ResolvedExport, config: LlamaConfig, tensors: Mapping[str, LazyTensor]
+) -> ResolvedExport:
+    """Return the export with the layers of each stage, as its options have it. Reads no weights.
+
+    Raises UsageError if the model cannot be cut so.
+    """
+    assert resolved.options.stages is not None, "they were asked for"
+    config, tensors = fixed_transforms(config, tensors, resolved.recipe)
+    graphs = (graph for graph in planned(resolved, config, tensors) if graph is not None)
+    found = sizes(config, [graph.jobs for graph in graphs])
+    return replace(resolved, stages=cut(found, resolved.options.stages))
 
 
 def storage_notices(tensors: Mapping[str, LazyTensor], resolved: ResolvedExport) -> tuple[str, ...]:
@@ -179,6 +216,32 @@ def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> 
         manifest = with_prompt_graph(writer, manifest, resolved.prompts, for_prompts, progress)
     writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
     return graph
+
+
+def _write_stages(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> DecoderGraph:
+    """Do as :func:`_write_graphs` does with graphs in stages; return one graph of all layers over their
+    files, with what is to be known of them.
+    """
+    resolved, progress = graphs.resolved, job.progress
+    staged = graphs.staged()
+    whole = graphs.whole(staged)
+    writer.require_space(staged.data_bytes + _OVERHEAD_BYTES)
+    stages = write_stages(writer, staged, resolved.target, progress)
+    add_text_files(writer, job.checkpoint, job.terms)
+    whole = staged.described(whole)
+    manifest = with_stages(_manifest(writer, resolved, whole, job), stages)
+    if resolved.recipe.int8_cache:
+        with as_one_graph(writer, manifest, whole) as artifact:
+            add_scales(writer, staged, measured_scales(artifact, job.text, progress))
+        first = staged.stages[0].names
+        int8_cache = int8_form(first.decode_graph, first.scales, job.text)
+        manifest = msgspec.structs.replace(manifest, files=listed(writer), int8_cache=int8_cache)
+    if resolved.prompts is not None:
+        first = staged.stages[0].names
+        prompts = PromptGraph(graph=first.prompts_graph, data=first.prompts_data, recipe=resolved.prompts)
+        manifest = msgspec.structs.replace(manifest, prompts=prompts)
+    writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
+    return whole
 
 
 def _manifest(writer: ArtifactWriter, resolved: ResolvedExport, graph: DecoderGraph, job: _Job) -> Manifest:

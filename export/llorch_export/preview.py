@@ -18,7 +18,7 @@ from llorch_export.config.hf import ReadConfig
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.unread import notice_of
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import storage_notices
+from llorch_export.pipeline import cut_into_stages, storage_notices
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import check_source, resolve, with_packed_defaults
 from llorch_export.source.open import open_checkpoint, open_settings, open_text
@@ -44,9 +44,9 @@ def preview(options: ExportOptions) -> dict[str, object]:
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     resolved = resolve(with_packed_defaults(tensors, options, read.embedding), config, read.embedding)
     embeds = resolved.embedding is not None
-    graph, prompt_bytes = planned(
-        resolved, *fixed_transforms(config, tensors, resolved.recipe, embeds=embeds)
-    )
+    if options.stages is not None:
+        resolved = cut_into_stages(resolved, config, tensors)
+    graph, prompts = planned(resolved, *fixed_transforms(config, tensors, resolved.recipe, embeds=embeds))
     carried = storage_notices(tensors, resolved)
     kv_dtype: KvDtype = "int8" if resolved.recipe.int8_cache else graph.kv.dtype
     return {
@@ -65,7 +65,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
         ),
         "data_bytes": graph.data_bytes,
         "prompt_recipe": resolved.prompts,
-        "prompt_data_bytes": prompt_bytes,
+        "prompt_data_bytes": None if prompts is None else prompts.data_bytes,
+        "stages": [{"first_layer": part.start, "end_layer": part.stop} for part in resolved.stages],
         "kv_dtype": kv_dtype,
         "kv_bytes_per_token": msgspec.structs.replace(graph.kv, dtype=kv_dtype).bytes_per_token,
         "tensors": [{"name": name, "shape": list(shape)} for name, shape in shapes.items()],
