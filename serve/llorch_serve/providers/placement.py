@@ -50,8 +50,8 @@ def averaged(places: Sequence[Placement]) -> Placement:
     names = dict.fromkeys(share.provider for place in places for share in place.shares)
 
     def mean(name: str, field: str) -> float:
-        found = (getattr(s, field) for place in places for s in place.shares if s.provider == name)
-        return sum(found) / len(places)
+        found = [getattr(s, field) for place in places for s in place.shares if s.provider == name]
+        return float(sum(found)) / len(places)
 
     shares_ = tuple(
         ProviderShare(name, mean(name, "node_share"), mean(name, "weight_share")) for name in names

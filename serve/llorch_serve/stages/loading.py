@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, get_args
+from typing import Final
 
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Manifest, cache_names
@@ -24,7 +24,7 @@ from llorch_serve.runtime.graph_choice import choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import buffers_of
 from llorch_serve.runtime.operator_check import attention_rows
-from llorch_serve.runtime.stage_graph import CrossingDtype, CrossingRows, Cut
+from llorch_serve.runtime.stage_graph import CrossingRows, Cut
 from llorch_serve.stages.stage import LanePart, Stage, StageFacts
 
 _LOGITS: Final = "logits"
@@ -139,9 +139,8 @@ def cut_of(manifest: Manifest, origin: str) -> Cut:
     given = [spec for spec in manifest.outputs if spec.name not in cache and spec.name != _LOGITS]
     kinds = {(spec.dtype, spec.shape[2:]) for spec in (*taken, *given)}
     match sorted(kinds):
-        case [(dtype, (int(width),))] if dtype in get_args(CrossingDtype):
-            kind: CrossingDtype = dtype
-            return Cut(tuple(s.name for s in taken), tuple(s.name for s in given), width, kind)
+        case [("float32" | "float16" | "bfloat16" as dtype, (int(width),))]:
+            return Cut(tuple(s.name for s in taken), tuple(s.name for s in given), width, dtype)
     raise ArtifactError(
         f"{origin}: what crosses is {sorted(map(str, kinds))[:3]}; expected rows of one width and type, "
         f"[batch, tokens, width]. Export the model again, or upgrade llorch"

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from llorch_serve.cache.handoff import Handoff
 from llorch_serve.cache.kv_cache import SlotCache
 from llorch_serve.engine.load import StageTimes
 from llorch_serve.engine.plan import SlotCopy, SlotEdit, SlotRelease, SlotSwap
@@ -101,19 +100,19 @@ def _run(part: LanePart, call: StageCall) -> Rows:
     ids, wanted = call.token_ids, call.wanted
     if call.rows is not None:
         part.rows.values, ids = call.rows, range(len(ids))
-    graphs = part.graphs
     if not part.gives_logits:
         wanted = range(len(ids))
+    handoff = part.graphs.handoff
     if not call.prompt:
-        return graphs.decode.run(call.first, ids, call.lengths, wanted)
-    handoff: Handoff | None = graphs.handoff
-    if handoff is None:
-        return graphs.prompts.run(call.first, ids, call.lengths, wanted)
-    (length,) = call.lengths
-    handoff.begin(call.first, length - len(ids))
-    rows = graphs.prompts.run(0, ids, call.lengths, wanted)
-    handoff.end(length)
-    return rows
+        found = part.graphs.decode.run(call.first, ids, call.lengths, wanted)
+    elif handoff is None:
+        found = part.graphs.prompts.run(call.first, ids, call.lengths, wanted)
+    else:
+        (length,) = call.lengths
+        handoff.begin(call.first, length - len(ids))
+        found = part.graphs.prompts.run(0, ids, call.lengths, wanted)
+        handoff.end(length)
+    return found if part.gives_logits else found.transpose(1, 0, 2)
 
 
 @dataclass(frozen=True, slots=True)

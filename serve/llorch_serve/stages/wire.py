@@ -97,7 +97,7 @@ def pack(header: Question | Answer, rows: Rows | None = None) -> Buffers:
     start = _HEADER_LENGTH.pack(len(head)) + head + bytes(-used % _ALIGNMENT)
     if rows is None or not rows.size:
         return [start]
-    return [start, memoryview(np.ascontiguousarray(rows)).cast("B")]
+    return [start, np.ascontiguousarray(rows).data.cast("B")]
 
 
 def unpack_question(message: memoryview) -> tuple[Question, Rows]:
