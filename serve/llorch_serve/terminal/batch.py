@@ -5,7 +5,9 @@ interrupted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,7 +18,7 @@ from llorch_serve.batch.journal import hold_output
 from llorch_serve.batch.lines import LineForm
 from llorch_serve.batch.plan import make_plan
 from llorch_serve.batch.sources import open_source
-from llorch_serve.errors import LlorchError
+from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.terminal.access import WorkerFlags, refuse_local_flags
 from llorch_serve.terminal.batch_flags import SLOTS, RunFlags, bare_settings
@@ -128,7 +130,7 @@ def command(
         model.target()  # likewise
     slots = run.concurrency or SLOTS
     config = name.add_to(engine.config(session.config(provider, slots=slots, huge_pages=huge_pages)))
-    with hold_output(output) as place:
+    with _named(), hold_output(output) as place:
         with job.planned(place) as plan:
             if not plan.counts.bare and (unused := sampling.given()):
                 note(f"{unused[0]} has no effect, as no line is a bare prompt or chat")
@@ -144,11 +146,24 @@ def command(
         )
 
 
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Raise UsageError for a file or folder that the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or "a file"
+        raise UsageError(
+            f"{place} cannot be used ({error.strerror or error}); choose another, or mend that"
+        ) from error
+
+
 def _check(source: Path, form: LineForm, run: RunFlags) -> None:
     """Say what is in an input. Raises UsageError where it cannot be run, LlorchError for lines that will
     fail.
     """
     with (
+        _named(),
         tempfile.TemporaryDirectory(prefix="llorch-batch-") as folder,
         open_source(source) as lines,
         make_plan(lines, form, Path(folder) / "plan") as plan,
