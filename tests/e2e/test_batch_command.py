@@ -21,7 +21,7 @@ from support.harness.broken_off import broken_off
 from support.harness.processes import WorkerProcess, llorch_here, running, serving
 from support.harness.rpc import RunningServer
 
-LINES = 500
+LINES, SOME = 500, 120
 WORDS = ("time", "water", "light", "house", "garden", "river", "stone", "music", "paper", "window")
 
 
@@ -55,6 +55,14 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         more = {"max_tokens": draw.randint(1, 6)} | ({"temperature": 1.0} if number % 2 else {})
         lines.append(completion(f"q-{number}", text, **more))
     return write(tmp_path_factory.mktemp("batch") / "in.jsonl", lines)
+
+
+@pytest.fixture(scope="module")
+def some(many: Path) -> Path:
+    """The first lines of them."""
+    path = many.with_name("some.jsonl")
+    path.write_text("".join(many.read_text().splitlines(keepends=True)[:SOME]))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -99,36 +107,36 @@ def exact_worker(tiny: Path) -> Iterator[WorkerProcess]:
         yield worker
 
 
-def test_a_worker_answers_as_a_model_here_does(exact_worker: WorkerProcess, many, whole, tmp_path):
+def test_a_worker_answers_as_a_model_here_does(exact_worker: WorkerProcess, some, whole, tmp_path):
     output, unbroken = tmp_path / "out.jsonl", tmp_path / "unbroken.jsonl"
     there = ("--connect", exact_worker.address, "--ordered")
-    assert broken_off("killed", 20, output, "batch", many, output, *there).code == -signal.SIGKILL
-    outcome = llorch_here("batch", many, output, *there)
+    assert broken_off("killed", 10, output, "batch", some, output, *there).code == -signal.SIGKILL
+    outcome = llorch_here("batch", some, output, *there)
     assert outcome.code == 0
     assert "--strict-reuse" in outcome.stderr.splitlines()[0]  # how it was started cannot be seen from here
-    assert llorch_here("batch", many, unbroken, *there).code == 0
+    assert llorch_here("batch", some, unbroken, *there).code == 0
     assert output.read_bytes() == unbroken.read_bytes()
     # Ids are other ones, as nothing is known of the worker's settings.
-    assert choices(output.read_bytes()) == choices(whole)
+    assert choices(output.read_bytes()) == choices(whole)[:SOME]
 
 
 def choices(answers: bytes) -> list[Any]:
     return [json.loads(line)["response"]["body"]["choices"] for line in answers.splitlines()]
 
 
-def test_a_full_disk_leaves_whole_lines_and_says_how_to_go_on(tiny, many, whole, tmp_path):
+def test_a_full_disk_leaves_whole_lines_and_says_how_to_go_on(tiny, some, tmp_path):
     output = tmp_path / "out.jsonl"
-    command = ("batch", many, output, tiny, "--order", "longest")
-    full = broken_off("full", len(whole) // 2, output, *command)  # in which the plan has room
+    command = ("batch", some, output, tiny, "--order", "longest")
+    full = broken_off("full", SOME * 250, output, *command)  # in which the plan has room
     assert full.code == 6
     assert "run the same command again" in full.stderr.splitlines()[-1]
     assert "Traceback" not in full.stderr
     kept = output.read_bytes()
     assert kept.endswith(b"\n")
-    assert kept.count(b"\n") < LINES
+    assert kept.count(b"\n") < SOME
     assert llorch_here(*command).code == 0
     assert output.read_bytes().startswith(kept)
-    assert sorted(ids(output)) == sorted(f"q-{number}" for number in range(LINES))
+    assert sorted(ids(output)) == sorted(f"q-{number}" for number in range(SOME))
 
 
 @contextlib.contextmanager
