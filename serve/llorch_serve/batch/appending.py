@@ -67,8 +67,10 @@ class AppendedFile:
             raise
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._handle)
+        """Close the file, if it is open."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
     def _no_room(self, error: OSError) -> ResourceError:
         return ResourceError(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from llorch_serve.artifact.lock import exclusive
 from llorch_serve.batch.appending import AppendedFile
 from llorch_serve.batch.header import Header, header_path, read_header, refuse_mismatch, write_header
+from llorch_serve.batch.in_order import put_in_order
+from llorch_serve.batch.place import OutputPlace
 from llorch_serve.batch.plan import Plan
 from llorch_serve.batch.records import Record
 from llorch_serve.batch.sources import whole_lines
@@ -31,133 +31,111 @@ class _Written(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Written).decode
 
 
-@dataclass(frozen=True, slots=True)
-class OutputPlace:
-    """An output that nobody else writes while this is held."""
+class _JournalFile:
+    """One of the two files. count: its lines; is_in_order: they have the input's order."""
 
-    output: Path
+    def __init__(self, path: Path) -> None:
+        self.file = AppendedFile(path)
+        self.count = 0
+        self.is_in_order = True
+        self._last = 0
 
-    @property
-    def errors(self) -> Path:
-        """Where lines go that failed."""
-        return self.output.with_name(f"{self.output.name}.errors.jsonl")
+    def saw(self, number: int) -> None:
+        """Count a line of the file. number: of the line that it answers."""
+        self.count += 1
+        self.is_in_order = self.is_in_order and number > self._last
+        self._last = number
 
-    @property
-    def plan_folder(self) -> Path:
-        """Where the plan lies while the batch runs."""
-        return self.output.with_name(f".{self.output.name}.plan")
+    def append(self, records: Sequence[Record]) -> None:
+        """Add records. Raises ResourceError, OSError."""
+        if records:
+            self.file.append(b"".join(record.data for record in records))
+            for record in records:
+                self.saw(record.number)
 
 
 class Journal:
-    """An output that is being written. Used by one thread at a time."""
+    """An output that is being written. Used by one thread at a time.
+
+    answered, failed: lines that earlier runs answered, and that failed in them.
+    """
 
     def __init__(self, place: OutputPlace, header: Header, plan: Plan) -> None:
         self.header = header
-        self.answered = 0  # lines that earlier runs answered
-        self.failed = 0  # lines that failed in earlier runs
+        self.answered = 0
+        self.failed = 0
         self._place = place
         self._plan = plan
-        self._answers = AppendedFile(place.output)
+        self._answers = _JournalFile(place.output)
         try:
-            self._errors = AppendedFile(place.errors)
+            self._errors = _JournalFile(place.errors)
         except BaseException:
-            self._answers.close()
+            self._answers.file.close()
             raise
 
     def find_done(self) -> None:
         """Mark in the plan what is done already. Raises ArtifactError where a file has been changed."""
-        self.answered = self._mark(self._answers)
-        self.failed = self._mark(self._errors)
-        if self.header.ordered:
-            self._cut_after_gap()
+        for file in (self._answers, self._errors):
+            self._plan.mark_done(self._found_in(file))
+        self.answered = self._answers.count
+        self.failed = self._errors.count
 
-    def _mark(self, file: AppendedFile) -> int:
-        marked = 0
+    def _found_in(self, file: _JournalFile) -> Iterator[int]:
+        for place, _, number in self._written(file.file.path):
+            if self._plan.is_done(number):
+                raise _changed(file.file.path, place, "its line has an answer before it")
+            file.saw(number)
+            yield number
 
-        def ranks() -> Iterator[int]:
-            nonlocal marked
-            for place, rank in self._written(file):
-                if self._plan.is_done(rank):
-                    raise self._changed(file, place, "the same line was answered before")
-                marked += 1
-                yield rank
-
-        self._plan.mark_done(ranks())
-        return marked
-
-    def _written(self, file: AppendedFile) -> Iterator[tuple[int, int]]:
-        """Yield where each written line begins, and the rank of the line that it answers."""
+    def _written(self, path: Path) -> Iterator[tuple[int, int, int]]:
+        """Yield place and size of each line of a file, and the number of the line that it answers."""
         place = 0
-        with file.path.open("rb") as lines:
+        with path.open("rb") as lines:
             for raw in whole_lines(lines):
                 if isinstance(raw, int):
-                    raise self._changed(file, place, "it is longer than any answer")
+                    raise _changed(path, place, "it is longer than any answer")
                 try:
                     custom_id = _decode(raw).custom_id
                 except NOT_JSON as error:
-                    raise self._changed(file, place, str(error)) from None
-                rank = self._plan.rank_of(custom_id)
-                if rank is None:
-                    raise self._changed(file, place, f"the input has no custom_id {custom_id!r}")
-                yield place, rank
+                    raise _changed(path, place, str(error)) from None
+                number = self._plan.number_of(custom_id)
+                if number is None:
+                    raise _changed(path, place, f"the input has no custom_id {custom_id!r}")
+                yield place, len(raw), number
                 place += len(raw)
 
-    def _changed(self, file: AppendedFile, place: int, why: str) -> ArtifactError:
-        return ArtifactError(
-            f"the line at byte {place} of {file.path} is not of this batch ({why}); put the file back as it "
-            "was, or choose another output"
-        )
-
-    def _cut_after_gap(self) -> None:
-        """Take away what was written after the first line that is missing, as both files keep the order."""
-        first = self._plan.first_undone()
-        if first is None:
-            return
-        self.answered = self._cut_after(self._answers, first)
-        self.failed = self._cut_after(self._errors, first)
-        self._plan.undo_from(first)
-
-    def _cut_after(self, file: AppendedFile, rank: int) -> int:
-        kept = 0
-        for place, found in self._written(file):
-            if found > rank:
-                file.cut(place)
-                break
-            kept += 1
-        return kept
-
     def write(self, records: Sequence[Record]) -> None:
-        """Add records in this order. Raises ResourceError if there is no room, OSError.
-
-        Failures are written first: where one is on the disk and answers after it are not, nothing of the
-        order is lost.
-        """
-        if failures := b"".join(record.data for record in records if record.is_failure):
-            self._errors.append(failures)
-        if answers := b"".join(record.data for record in records if not record.is_failure):
-            self._answers.append(answers)
+        """Add records in this order. Raises ResourceError if there is no room, OSError."""
+        self._errors.append([record for record in records if record.is_failure])
+        self._answers.append([record for record in records if not record.is_failure])
 
     def flush(self) -> None:
         """Wait until the disk has all that was written. Raises ResourceError, OSError."""
-        self._errors.flush()
-        self._answers.flush()
+        self._errors.file.flush()
+        self._answers.file.flush()
+
+    def finish(self) -> None:
+        """Put the output of a batch that is done into the input's order, where that was asked for.
+
+        Lines are written in that order; those that failed and are done again, or that a power cut took out
+        of the middle, come late. Raises ResourceError, OSError.
+        """
+        if not self.header.ordered:
+            return
+        for file in (self._answers, self._errors):
+            if not file.is_in_order:
+                file.file.close()  # some systems replace no file that is open
+                path = file.file.path
+                lines = ((number, place, size) for place, size, number in self._written(path))
+                put_in_order(path, lines, self._place.work_folder)
+                file.is_in_order = True
 
     def close(self) -> None:
         """Close both files; one of failures that has none is removed."""
-        self._answers.close()
-        self._errors.close()
-        if not self._errors.size:
+        self._answers.file.close()
+        self._errors.file.close()
+        if not self._errors.file.size:
             self._place.errors.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def hold_output(output: Path) -> Iterator[OutputPlace]:
-    """Hold an output for one run. Raises BeingWrittenError while another has it, UsageError, OSError."""
-    if not output.parent.is_dir():
-        raise UsageError(f"{output.parent} is no folder; make it first, or choose another output")
-    place = OutputPlace(output)
-    with exclusive(output):
-        yield place
 
 
 @contextlib.contextmanager
@@ -169,12 +147,7 @@ def open_journal(place: OutputPlace, header: Header, plan: Plan, *, retry_failed
     """
     found = read_header(place.output)
     if found is None:
-        for path in (place.output, place.errors):
-            if path.exists() and (not path.is_file() or path.stat().st_size):
-                raise UsageError(
-                    f"{path} is there already and no batch wrote it, as {header_path(place.output).name} is "
-                    "missing; choose another output, or remove it"
-                )
+        _refuse_strange(place)
         write_header(place.output, header)
     else:
         refuse_mismatch(place.output, found, header)
@@ -187,3 +160,20 @@ def open_journal(place: OutputPlace, header: Header, plan: Plan, *, retry_failed
         yield journal
     finally:
         journal.close()
+
+
+def _refuse_strange(place: OutputPlace) -> None:
+    """Raise UsageError where somebody else's files have the names."""
+    for path in (place.output, place.errors):
+        if path.exists() and (not path.is_file() or path.stat().st_size):
+            raise UsageError(
+                f"{path} is there already and no batch wrote it, as {header_path(place.output).name} is "
+                "missing; choose another output, or remove it"
+            )
+
+
+def _changed(path: Path, place: int, why: str) -> ArtifactError:
+    return ArtifactError(
+        f"the line at byte {place} of {path} is not of this batch ({why}); put the file back as it was, or "
+        "choose another output"
+    )

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
-import shutil
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +28,8 @@ _MOST_REFUSALS: Final = 20  # that are named one by one
 
 _TABLE: Final = """
 CREATE TABLE lines (
-    rank INTEGER PRIMARY KEY, number INTEGER NOT NULL, place INTEGER NOT NULL, size INTEGER NOT NULL,
-    checksum INTEGER NOT NULL, id BLOB NOT NULL, tokens INTEGER NOT NULL, prefix BLOB, problem TEXT,
-    done INTEGER NOT NULL DEFAULT 0
+    number INTEGER PRIMARY KEY, place INTEGER NOT NULL, size INTEGER NOT NULL, checksum INTEGER NOT NULL,
+    id BLOB NOT NULL, tokens INTEGER NOT NULL, prefix BLOB, problem TEXT, done INTEGER NOT NULL DEFAULT 0
 )
 """
 
@@ -43,7 +42,7 @@ class Order(enum.Enum):
     PREFIX = "prefix"  # lines with equal beginnings together, so that those are computed once
 
 
-_SORTED: Final = {Order.GIVEN: "rank", Order.LONGEST: "tokens DESC, rank", Order.PREFIX: "prefix, rank"}
+_SORTED: Final = {Order.GIVEN: "number", Order.LONGEST: "tokens DESC, number", Order.PREFIX: "prefix, number"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +66,12 @@ class BatchInputError(UsageError):
 class PlannedLine:
     """A line that is still to do.
 
-    rank: how many lines are before it; number: that of its file, which blank lines have too.
+    turn: how many lines that are to do are before it in the input.
+    number: of the line in its file, where blank lines have one too.
     tokens: of prompt and answer, by estimate.
     """
 
-    rank: int
+    turn: int
     number: int
     place: int
     size: int
@@ -158,13 +158,12 @@ class Plan:
         self.counts.bad += problem is not None
         self.counts.tokens += tokens
         checksum = zlib.crc32(raw.raw)
-        rank = self.counts.lines - 1
-        return rank, raw.number, raw.place, raw.size, checksum, hash_id(custom_id), tokens, prefix, problem
+        return raw.number, raw.place, raw.size, checksum, hash_id(custom_id), tokens, prefix, problem
 
     def _insert(self, rows: list[tuple[object, ...]]) -> None:
         self._table.executemany(
-            "INSERT INTO lines (rank, number, place, size, checksum, id, tokens, prefix, problem)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO lines (number, place, size, checksum, id, tokens, prefix, problem)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
         rows.clear()
@@ -184,30 +183,21 @@ class Plan:
             ]
             raise BatchInputError(refusals, found[0][2] - len(found))
 
-    def rank_of(self, custom_id: str) -> int | None:
-        """Return the rank of the line with this id, None if there is none."""
-        row = self._table.execute("SELECT rank FROM lines WHERE id = ?", (hash_id(custom_id),)).fetchone()
+    def number_of(self, custom_id: str) -> int | None:
+        """Return the number of the line with this id, None if there is none."""
+        row = self._table.execute("SELECT number FROM lines WHERE id = ?", (hash_id(custom_id),)).fetchone()
         return row[0] if row else None
 
-    def mark_done(self, ranks: Iterable[int]) -> None:
+    def is_done(self, number: int) -> bool:
+        """Whether this line is left out of what is to do."""
+        return bool(self._table.execute("SELECT done FROM lines WHERE number = ?", (number,)).fetchone()[0])
+
+    def mark_done(self, numbers: Iterable[int]) -> None:
         """Leave these lines out of what is to do."""
         self._table.execute("BEGIN")
-        for rank in ranks:
-            self._table.execute("UPDATE lines SET done = 1 WHERE rank = ?", (rank,))
+        for number in numbers:
+            self._table.execute("UPDATE lines SET done = 1 WHERE number = ?", (number,))
         self._table.execute("COMMIT")
-
-    def is_done(self, rank: int) -> bool:
-        """Whether this line is left out."""
-        return bool(self._table.execute("SELECT done FROM lines WHERE rank = ?", (rank,)).fetchone()[0])
-
-    def first_undone(self) -> int | None:
-        """Return the rank of the first line that is not done."""
-        row = self._table.execute("SELECT min(rank) FROM lines WHERE done = 0").fetchone()
-        return None if row is None else row[0]
-
-    def undo_from(self, rank: int) -> None:
-        """Do this line and all after it again."""
-        self._table.execute("UPDATE lines SET done = 0 WHERE rank >= ?", (rank,))
 
     def tokens_to_do(self) -> int:
         """Return the tokens of all lines that are still to do, by estimate."""
@@ -220,13 +210,19 @@ class Plan:
         in_blocks: the order of work holds within blocks of the file, since answers keep the file's order and
         those that come too early have to wait in memory.
         """
-        sort = _SORTED[self._order]
-        if in_blocks:
-            sort = f"rank / {ORDERED_BLOCK}, {sort}"
-        columns = "rank, number, place, size, checksum, tokens, problem"
+        columns = "number, place, size, checksum, tokens, problem, prefix"
+        sort = _SORTED[Order.GIVEN if in_blocks else self._order]
         select = f"SELECT {columns} FROM lines WHERE done = 0 ORDER BY {sort}"  # noqa: S608 - words from above
-        for row in self._table.execute(select):
-            yield PlannedLine(*row)
+        rows = enumerate(self._table.execute(select))
+        if not in_blocks:
+            yield from (PlannedLine(turn, *row[:6]) for turn, row in rows)
+            return
+        while block := list(islice(rows, ORDERED_BLOCK)):
+            if self._order is Order.LONGEST:
+                block.sort(key=lambda numbered: -numbered[1][4])
+            elif self._order is Order.PREFIX:
+                block.sort(key=lambda numbered: numbered[1][6] or b"")
+            yield from (PlannedLine(turn, *row[:6]) for turn, row in block)
 
     def bad_lines(self, most: int) -> list[Refusal]:
         """Return the first lines that cannot be answered, and why."""
@@ -260,20 +256,15 @@ class Plan:
 def make_plan(source: Source, form: LineForm, folder: Path, order: Order = Order.GIVEN) -> Iterator[Plan]:
     """Read the whole input and plan it.
 
-    folder: where the table lies meanwhile, about 100 bytes a line; it is made anew and removed.
+    folder: an empty one, where the table lies meanwhile: about 100 bytes a line.
     Raises BatchInputError where lines cannot be told apart, UsageError, OSError.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    plan = Plan(source, form, folder, order)
     try:
-        plan = Plan(source, form, folder, order)
-        try:
-            plan.fill()
-            yield plan
-        finally:
-            plan.close()
+        plan.fill()
+        yield plan
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        plan.close()
 
 
 def hash_id(custom_id: str) -> bytes:

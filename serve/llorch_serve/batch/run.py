@@ -72,6 +72,7 @@ async def run_batch(
             await run.answer_all()
         except BaseExceptionGroup as group:
             raise _first(group) from None
+        await asyncio.get_running_loop().run_in_executor(disk, journal.finish)
         return run.summary
 
 
@@ -96,8 +97,8 @@ class _Run:
         self._files = files
         self._clock = clock
         self._window = Window(limits.lines_in_flight, limits.tokens_in_flight, 2 * ORDERED_BLOCK)
-        self._early: dict[int, _Finished] = {}  # by rank: what waits for lines before it
-        self._next_rank = journal.answered + journal.failed
+        self._early: dict[int, _Finished] = {}  # by turn: what waits for lines before it
+        self._next_turn = 0
         self._ready: list[_Finished] = []  # to be written, in this order
         self._writing: list[_Finished] = []
         self._is_over = False  # all lines are answered
@@ -164,10 +165,10 @@ class _Run:
         if not self._journal.header.ordered:
             self._ready.append(finished)
         else:
-            self._early[finished.planned.rank] = finished
-            while one := self._early.pop(self._next_rank, None):
+            self._early[finished.planned.turn] = finished
+            while one := self._early.pop(self._next_turn, None):
                 self._ready.append(one)
-                self._next_rank += 1
+                self._next_turn += 1
         if self._ready:
             self._news.set()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import hashlib
 import os
 import stat
@@ -41,6 +40,10 @@ class RawLine:
 class Source(Protocol):
     """A file of lines."""
 
+    @property
+    def left_aside(self) -> tuple[str, ...]:
+        """Columns of a table that no line is made of."""
+
     def scan(self) -> Iterator[RawLine]:
         """Yield every line that is not blank, in the file's order. Raises UsageError, OSError."""
 
@@ -55,7 +58,9 @@ class Source(Protocol):
 
 
 class JsonLinesSource:
-    """A file of JSON Lines. A byte order mark, CRLF and blank lines are left aside."""
+    """A file of JSON Lines. A byte order mark, CRLF and blank lines do no harm."""
+
+    left_aside: tuple[str, ...] = ()
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises UsageError where it is no file, or one that is packed or in UTF-16."""
@@ -111,16 +116,6 @@ class JsonLinesSource:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-@contextlib.contextmanager
-def open_source(path: Path) -> Iterator[Source]:
-    """Open an input. Raises UsageError, OSError."""
-    source = JsonLinesSource(path)
-    try:
-        yield source
-    finally:
-        source.close()
 
 
 class Digest(Protocol):

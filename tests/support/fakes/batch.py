@@ -12,12 +12,13 @@ import msgspec
 
 from llorch_serve.batch.answering import LineAnswer, Usage
 from llorch_serve.batch.header import make_header
-from llorch_serve.batch.journal import Journal, hold_output, open_journal
+from llorch_serve.batch.journal import Journal, open_journal
 from llorch_serve.batch.lines import BatchLine, LineForm
+from llorch_serve.batch.opening import open_source
+from llorch_serve.batch.place import hold_output
 from llorch_serve.batch.plan import Order, Plan, make_plan
 from llorch_serve.batch.retries import Clock
 from llorch_serve.batch.run import Limits, run_batch
-from llorch_serve.batch.sources import open_source
 from llorch_serve.batch.summary import Summary
 
 LIMITS = Limits(lines_in_flight=4)
@@ -90,8 +91,8 @@ def opened(
     form = form or LineForm()
     with (
         hold_output(output) as place,
-        open_source(source) as lines,
-        make_plan(lines, form, place.plan_folder, order) as plan,
+        open_source(source, place.work_folder) as lines,
+        make_plan(lines, form, place.work_folder, order) as plan,
     ):
         header = make_header(plan.input_sha256, form.settings, fingerprint, ordered=ordered)
         with open_journal(place, header, plan, retry_failed=retry_failed) as journal:
