@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from llorch_serve.requests import ModelInfo
 from llorch_serve.rpc.server import ServerConfig
@@ -315,6 +317,21 @@ def test_beginnings_that_lines_share_are_computed_once_where_the_order_is_theirs
         for order in cached
     ]
     assert answers[0] == answers[1]
+
+
+def test_tables_in_and_out(tiny, tmp_path):
+    columns = {"custom_id": ["a", "b", "c"], "prompt": ["Once", "Twice", "x" * 500], "shelf": [1, 2, 3]}
+    source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    parquet.write_table(pyarrow.table(columns), source)
+    outcome = llorch_here("batch", source, output, tiny, "--max-tokens", "2", "--ordered", "--json")
+    assert outcome.code == 1
+    assert outcome.stderr.startswith("note: columns that no line is made of: shelf\n")
+    rows = parquet.read_table(output).to_pylist()
+    assert [(row["custom_id"], row["status_code"]) for row in rows] == [("a", 200), ("b", 200), ("c", 400)]
+    assert (
+        rows[0]["text"] == read(tmp_path / "out.parquet.jsonl")[0]["response"]["body"]["choices"][0]["text"]
+    )
+    assert json.loads(outcome.stdout)["output"] == str(output)
 
 
 # Refusals.

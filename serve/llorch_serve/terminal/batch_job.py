@@ -18,12 +18,14 @@ from typing import Any, Final
 import typer
 
 from llorch_serve.batch.header import Header, make_header
-from llorch_serve.batch.journal import OutputPlace, open_journal
+from llorch_serve.batch.journal import open_journal
 from llorch_serve.batch.lines import LineForm
+from llorch_serve.batch.opening import open_source
+from llorch_serve.batch.place import OutputPlace
 from llorch_serve.batch.plan import Plan, make_plan
 from llorch_serve.batch.run import Limits, run_batch
-from llorch_serve.batch.sources import open_source
 from llorch_serve.batch.summary import Summary
+from llorch_serve.batch.tables import ParquetSource
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import LlorchError
 from llorch_serve.http.inner import AskingRun, InnerAnswerer, routes_around
@@ -56,9 +58,11 @@ class BatchJob:
     def planned(self, place: OutputPlace) -> Iterator[Plan]:
         """Read the whole input. Raises UsageError, OSError."""
         with (
-            open_source(self.source) as lines,
-            make_plan(lines, self.form, place.plan_folder, self.flags.order) as plan,
+            open_source(self.source, place.work_folder) as lines,
+            make_plan(lines, self.form, place.work_folder, self.flags.order) as plan,
         ):
+            if isinstance(lines, ParquetSource) and lines.left_aside:
+                note(f"columns that no line is made of: {', '.join(lines.left_aside)}")
             yield plan
 
     def run_here(self, place: OutputPlace, plan: Plan, model: ModelFlags, config: EngineConfig) -> Summary:
