@@ -14,6 +14,7 @@ from llorch_serve.client.generator import RemoteGenerator
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
     AuthenticationError,
+    CancelledError,
     FieldViolation,
     InvalidRequestError,
     LlorchError,
@@ -193,11 +194,16 @@ def test_a_worker_that_goes_away_is_told_once_and_may_be_asked_again(end):
 
 
 def test_a_worker_that_serves_another_model_is_lost():
-    end = ModelMismatchError("another")
-    errors, lost, told = ended(end)
-    assert errors == [end, None]
-    assert lost is end
+    errors, lost, told = ended(ModelMismatchError("fingerprint"))
+    assert errors == [lost, None]
+    assert str(lost) == "the worker at here:1 serves another model by now: fingerprint"
     assert told == []
+
+
+def test_a_request_that_the_worker_ends_may_be_asked_again():
+    errors, lost, _ = ended(CancelledError("aborted"))
+    assert type(errors[0]) is WorkerError
+    assert lost is None
 
 
 @pytest.mark.parametrize(

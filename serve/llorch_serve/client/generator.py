@@ -18,6 +18,7 @@ from llorch_serve.client.asynchronous import AsyncWorkerClient
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import (
+    CancelledError,
     FieldViolation,
     InvalidRequestError,
     LlorchError,
@@ -28,6 +29,7 @@ from llorch_serve.errors import (
     UnavailableError,
     UnreachableError,
     UnsupportedError,
+    WorkerError,
 )
 from llorch_serve.requests import (
     Abort,
@@ -150,8 +152,13 @@ class RemoteGenerator:
                 self._tell(str(error))
             raise UnavailableError(str(error)) from error
         except ModelMismatchError as error:
-            self.lost = error
-            raise
+            self.lost = ModelMismatchError(
+                f"the worker at {self._client.address} serves another model by now: {error}"
+            )
+            raise self.lost from error
+        except CancelledError as error:  # not by us: that is asyncio's
+            ended = f"the worker at {self._client.address} ended a request before it was complete"
+            raise WorkerError(ended) from error
         except InvalidRequestError as error:
             if [each.field for each in error.violations] == ["request_id"]:
                 # The one before has left and has not ended yet, or another run asks for the same.

@@ -5,18 +5,21 @@ interrupted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from llorch_serve.batch.journal import hold_output
 from llorch_serve.batch.lines import LineForm
+from llorch_serve.batch.opening import open_source
+from llorch_serve.batch.place import hold_output
 from llorch_serve.batch.plan import make_plan
-from llorch_serve.batch.sources import open_source
-from llorch_serve.errors import LlorchError
+from llorch_serve.batch.tables import is_parquet, write_parquet
+from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.terminal.access import WorkerFlags, refuse_local_flags
 from llorch_serve.terminal.batch_flags import SLOTS, RunFlags, bare_settings
@@ -38,15 +41,17 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="IN", help="Requests: JSON Lines in OpenAI's form for batches, or bare prompts and chats."
+            metavar="IN",
+            help="Requests, in OpenAI's form for batches, or bare prompts and chats: JSON Lines, or a table "
+            "where the name ends with .parquet.",
         ),
     ],
     output: Annotated[
         Path,
         typer.Argument(
             metavar="OUT",
-            help="Answers: JSON Lines. Failures go to OUT.errors.jsonl; OUT.run.json says "
-            "what both were made from.",
+            help="Answers: JSON Lines. Failures go to OUT.errors.jsonl; OUT.run.json says what both were made "
+            "from. OUT.parquet is made of OUT.parquet.jsonl when all is done.",
         ),
     ],
     model: ModelFlags,
@@ -128,7 +133,11 @@ def command(
         model.target()  # likewise
     slots = run.concurrency or SLOTS
     config = name.add_to(engine.config(session.config(provider, slots=slots, huge_pages=huge_pages)))
-    with hold_output(output) as place:
+    as_table = is_parquet(output)
+    if as_table:
+        with required("parquet"):
+            import pyarrow.parquet  # noqa: F401 - fails here, before minutes are spent on answers
+    with _named(), hold_output(output.with_name(f"{output.name}.jsonl") if as_table else output) as place:
         with job.planned(place) as plan:
             if not plan.counts.bare and (unused := sampling.given()):
                 note(f"{unused[0]} has no effect, as no line is a bare prompt or chat")
@@ -136,7 +145,9 @@ def command(
                 done = asyncio.run(job.run_elsewhere(place, plan, worker))
             else:
                 done = job.run_here(place, plan, model, config)
-        show_summary(done, place.output, place.errors, as_json=run.as_json)
+        if as_table:
+            write_parquet(place.output, place.errors, output)
+        show_summary(done, output, place.errors, as_json=run.as_json)
     if done.failed:
         raise LlorchError(
             f"{done.failed} of {done.lines} lines failed; why is in {place.errors}. Run the same command "
@@ -144,14 +155,27 @@ def command(
         )
 
 
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Raise UsageError for a file or folder that the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or "a file"
+        raise UsageError(
+            f"{place} cannot be used ({error.strerror or error}); choose another, or mend that"
+        ) from error
+
+
 def _check(source: Path, form: LineForm, run: RunFlags) -> None:
     """Say what is in an input. Raises UsageError where it cannot be run, LlorchError for lines that will
     fail.
     """
     with (
+        _named(),
         tempfile.TemporaryDirectory(prefix="llorch-batch-") as folder,
-        open_source(source) as lines,
-        make_plan(lines, form, Path(folder) / "plan") as plan,
+        open_source(source, Path(folder)) as lines,
+        make_plan(lines, form, Path(folder)) as plan,
     ):
         show_counts(plan.counts, as_json=run.as_json)
         bad = (one for one in plan.pending(in_blocks=False) if one.problem is not None)

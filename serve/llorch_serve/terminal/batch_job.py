@@ -17,14 +17,15 @@ from typing import Any, Final
 
 import typer
 
-from llorch_serve.batch.answering import BatchStoppedError
 from llorch_serve.batch.header import Header, make_header
-from llorch_serve.batch.journal import OutputPlace, open_journal
+from llorch_serve.batch.journal import open_journal
 from llorch_serve.batch.lines import LineForm
+from llorch_serve.batch.opening import open_source
+from llorch_serve.batch.place import OutputPlace
 from llorch_serve.batch.plan import Plan, make_plan
 from llorch_serve.batch.run import Limits, run_batch
-from llorch_serve.batch.sources import open_source
 from llorch_serve.batch.summary import Summary
+from llorch_serve.batch.tables import ParquetSource
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import LlorchError
 from llorch_serve.http.inner import AskingRun, InnerAnswerer, routes_around
@@ -57,9 +58,11 @@ class BatchJob:
     def planned(self, place: OutputPlace) -> Iterator[Plan]:
         """Read the whole input. Raises UsageError, OSError."""
         with (
-            open_source(self.source) as lines,
-            make_plan(lines, self.form, place.plan_folder, self.flags.order) as plan,
+            open_source(self.source, place.work_folder) as lines,
+            make_plan(lines, self.form, place.work_folder, self.flags.order) as plan,
         ):
+            if isinstance(lines, ParquetSource) and lines.left_aside:
+                note(f"columns that no line is made of: {', '.join(lines.left_aside)}")
             yield plan
 
     def run_here(self, place: OutputPlace, plan: Plan, model: ModelFlags, config: EngineConfig) -> Summary:
@@ -79,6 +82,11 @@ class BatchJob:
         BatchStoppedError, ResourceError, OSError; and Exit where a signal came.
         """
         header = self._header(plan, answering)
+        if self.flags.ordered and not answering.is_here:
+            note(
+                "a run that goes on writes the bytes of an unbroken one where the worker was started with "
+                "--strict-reuse --kv-dtype float32, or --no-prefix-cache"
+            )
         if self.flags.ordered and not answering.info.batch_invariant:
             note(
                 f"answers of {answering.info.model_id} may depend in their last bits on what runs beside "
@@ -98,7 +106,7 @@ class BatchJob:
                 answerer = InnerAnswerer(routes, run, answering.stopped)
                 limits = Limits(self._lines_in_flight(answering.info), patience_s=self.flags.patience)
                 running = asyncio.create_task(run_batch(plan, journal, answerer, limits, tell))
-                return await self._end_of(running)
+                return await self._end_of(running, answering)
 
     def _header(self, plan: Plan, answering: AnsweringModel) -> Header:
         settings: dict[str, Any] = dict(answering.settings)
@@ -119,7 +127,7 @@ class BatchJob:
         slots = max(1, info.slots) if asked is None else asked
         return slots + max(2, slots // 4)
 
-    async def _end_of(self, running: asyncio.Task[Summary]) -> Summary:
+    async def _end_of(self, running: asyncio.Task[Summary], answering: AnsweringModel) -> Summary:
         """Wait for the end of a run, or end it at a signal."""
         try:
             with _cancelled_by_signals(running):
@@ -127,16 +135,14 @@ class BatchJob:
         except asyncio.CancelledError:
             self._tell_rest()
             raise typer.Exit(_INTERRUPTED) from None
-        except BatchStoppedError as error:
+        except LlorchError as error:
             self._tell_rest()
-            if isinstance(error.__cause__, LlorchError):
-                raise error.__cause__ from None
-            raise
+            raise answering.stopped() or error from None
 
     def _tell_rest(self) -> None:
         seen = self._seen
-        done = "what was answered" if seen is None else f"{seen.answered + seen.failed} of {seen.lines} lines"
-        note(f"{done} is on the disk; run the same command again to go on")
+        done = "nothing new" if seen is None else f"{seen.answered + seen.failed} of {seen.lines} lines"
+        note(f"done so far: {done}; run the same command again to go on")
 
 
 @contextlib.contextmanager

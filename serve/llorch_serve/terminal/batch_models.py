@@ -34,12 +34,14 @@ class AnsweringModel:
     """A model that answers lines.
 
     settings: of the model, on which the bytes of answers depend. stopped: why it answers no more, else None.
+    is_here: it runs in this process.
     """
 
     generator: TextGenerator
     info: ModelInfo
     settings: dict[str, Any]
     stopped: Callable[[], LlorchError | None]
+    is_here: bool
 
 
 @contextlib.contextmanager
@@ -60,7 +62,7 @@ def model_here(model: ModelFlags, config: EngineConfig, *, repeats: bool) -> Ite
         dead: list[EngineStoppedError] = []
         worker.when_dead(dead.append)
         yield AnsweringModel(
-            worker, worker.model_info(), _settings(config), lambda: dead[0] if dead else None
+            worker, worker.model_info(), _settings(config), lambda: dead[0] if dead else None, is_here=True
         )
     finally:
         worker.close()
@@ -79,7 +81,7 @@ async def model_elsewhere(worker: WorkerFlags) -> AsyncIterator[AnsweringModel]:
         info = await client.model_info()
         remote = RemoteGenerator(client, info, note)
         try:
-            yield AnsweringModel(remote, info, {}, lambda: remote.lost)
+            yield AnsweringModel(remote, info, {}, lambda: remote.lost, is_here=False)
         finally:
             await remote.close()
 

@@ -39,8 +39,8 @@ def batch_progress() -> Iterator[Callable[[Summary], None]]:
         yield tell
 
 
-def describe_rate(summary: Summary) -> str:
-    """Return how fast a batch is, how much of it failed, and how long the rest takes."""
+def describe_rate(summary: Summary, *, left: bool = True) -> str:
+    """Return how fast a batch is, how much of it failed, and how long what is left takes."""
     told = []
     if summary.failed:
         told.append(f"{summary.failed} failed")
@@ -48,7 +48,7 @@ def describe_rate(summary: Summary) -> str:
         told.append(f"{_number(summary.lines_per_s)} lines/s")
         tokens = (summary.prompt_tokens + summary.completion_tokens) / summary.seconds
         told.append(f"{_number(tokens)} tokens/s")
-    if summary.seconds_left is not None:
+    if left and summary.seconds_left is not None:
         told.append(f"{duration(summary.seconds_left)} left")
     return ", ".join(told)
 
@@ -76,8 +76,8 @@ def show_summary(summary: Summary, output: Path, errors: Path, *, as_json: bool)
     told = f"{done} of {summary.lines} lines done in {duration(summary.seconds)}"
     if before:
         told += f", {before} before"
-    if rate := describe_rate(summary):
-        told += f" ({rate.removesuffix(', 0.0 s left')})"
+    if done:
+        told += f" ({describe_rate(summary, left=False)})"
     cached = f", {summary.cached_tokens} of them not computed again" if summary.cached_tokens else ""
     tokens = f"{summary.prompt_tokens} tokens of prompts{cached}, {summary.completion_tokens} of answers"
     say(f"{told}; {tokens}: {output}")
