@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.harness.batches import begin, chat_lines, client_of, results, until, wait_for
+from support.harness.batches import begin, chat_lines, client_of, front_of, results, until, wait_for
 from support.harness.http import send
 from support.harness.processes import llorch_here, serving
 
@@ -51,9 +51,7 @@ def test_flags_that_do_not_go_together_are_refused(tiny, flags, words):
 
 
 def test_a_folder_that_another_worker_has_is_refused_before_a_model_is_loaded(tiny, tmp_path):
-    with serving(tiny, "--http", "0", "--batch-folder", tmp_path / "kept"):
-        outcome = llorch_here(
-            "serve", tiny, "--port", "0", "--http", "0", "--batch-folder", tmp_path / "kept"
-        )
+    with front_of(tmp_path):
+        outcome = llorch_here("serve", tiny, "--port", "0", "--http", "0", "--batch-folder", tmp_path)
     assert outcome.code == 2
     assert "another worker keeps files" in outcome.stderr
