@@ -52,20 +52,20 @@ class BatchRoutes:
             return await self._begin(request)
         page, _ = BATCHES.read(request.query_params)
         list_batches = functools.partial(self._store.list_batches, owner_of(request), page)
-        found, has_more = await self._batches.blocking(list_batches)
+        found, has_more = await self._batches.asked(list_batches)
         return json_response(list_of([self._now(batch).document() for batch in found], has_more=has_more))
 
     async def one(self, request: Request) -> Response:
         """GET /v1/batches/ID."""
         name, owner = request.path_params["batch_id"], owner_of(request)
-        batch = await self._batches.blocking(lambda: self._store.batch(name, owner))
+        batch = await self._batches.asked(lambda: self._store.batch(name, owner))
         return json_response(self._now(batch).document())
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/batches/ID/cancel: what has been answered becomes files all the same."""
         self._origins.check_sender(request.headers)
         name, owner = request.path_params["batch_id"], owner_of(request)
-        batch = await self._batches.blocking(functools.partial(self._cancel, name, owner))
+        batch = await self._batches.asked(functools.partial(self._cancel, name, owner))
         if batch.status not in _IS_CANCELLED:
             found = (
                 f"{batch.id} is {batch.status.value}; only one that is validated or in progress is cancelled"
@@ -84,7 +84,7 @@ class BatchRoutes:
         ignored: list[str] | None = [] if self._unknown is UnknownFields.IGNORE else None
         asked = read_batch(await exchange.read_body(self._service.bodies), ignored)
         self._told.note(ignored or ())
-        batch = await self._batches.blocking(functools.partial(self._add, asked, owner_of(request)))
+        batch = await self._batches.asked(functools.partial(self._add, asked, owner_of(request)))
         self._batches.look()
         return json_response(noting_ignored(batch.document(), ignored))
 

@@ -57,29 +57,29 @@ class FileRoutes:
             return await self._send(request)
         page, purpose = FILES.read(request.query_params)
         list_files = functools.partial(self._store.list_files, owner_of(request), page, purpose)
-        found, has_more = await self._batches.blocking(list_files)
+        found, has_more = await self._batches.asked(list_files)
         return json_response(list_of([file.document() for file in found], has_more=has_more))
 
     async def one(self, request: Request) -> Response:
         """/v1/files/ID: GET what it is, or DELETE it."""
         name, owner = request.path_params["file_id"], owner_of(request)
         if request.method == "DELETE":
-            await self._batches.blocking(lambda: self._store.delete_file(name, owner))
+            await self._batches.asked(lambda: self._store.delete_file(name, owner))
             return json_response({"id": name, "object": "file", "deleted": True})
-        file = await self._batches.blocking(lambda: self._store.file(name, owner))
+        file = await self._batches.asked(lambda: self._store.file(name, owner))
         return json_response(file.document())
 
     async def content(self, request: Request) -> Response:
         """GET /v1/files/ID/content."""
         name, owner = request.path_params["file_id"], owner_of(request)
-        file, opened = await self._batches.blocking(lambda: self._store.open_file(name, owner))
+        file, opened = await self._batches.asked(lambda: self._store.open_file(name, owner))
         # No browser shows it, whatever it holds.
         headers = {"Content-Length": str(file.size), "Content-Disposition": "attachment"}
         return StreamingResponse(self._pieces(opened), media_type="application/octet-stream", headers=headers)
 
     async def _pieces(self, opened: BinaryIO) -> AsyncIterator[bytes]:
         with opened:
-            while piece := await self._batches.blocking(lambda: opened.read(_READ_BYTES)):
+            while piece := await self._batches.asked(lambda: opened.read(_READ_BYTES)):
                 yield piece
 
     async def _send(self, request: Request) -> Response:
@@ -104,16 +104,16 @@ class FileRoutes:
         """Take a body to its end; return the file that it has become."""
         ignore = self._unknown is UnknownFields.IGNORE
         kind = request.headers.get("content-type", "")
-        blocking = self._batches.blocking
-        upload = await blocking(lambda: Upload(self._store, owner_of(request), kind, ignore_unknown=ignore))
+        asked = self._batches.asked
+        upload = await asked(lambda: Upload(self._store, owner_of(request), kind, ignore_unknown=ignore))
         try:
             async for piece in _joined(request):
-                await blocking(functools.partial(upload.write, piece))
-            file = await blocking(upload.finish)
+                await asked(functools.partial(upload.write, piece))
+            file = await asked(upload.finish)
             self._told.note(upload.ignored)
             return noting_ignored(file.document(), upload.ignored)
         finally:
-            await blocking(upload.abandon)
+            await asked(upload.abandon)
 
 
 async def _joined(request: Request) -> AsyncIterator[bytes]:

@@ -153,13 +153,14 @@ class BatchFolder:
         place.replace(self.content(file_id))
         flush_folder(self._path / _FILES)
 
-    def clean(self, files: set[str], batches: set[str]) -> None:
-        """Remove what no record of these ids knows: uploads that were cut off, content without a record.
+    def clean(self, files: set[str], batches: set[str], working: set[str]) -> None:
+        """Remove what is left over: uploads that were cut off, content without a record, work that is done.
 
-        Only what has a name as this module gives it: anything else is somebody's.
+        files, batches: ids that have a record. working: of batches that have not ended. Only what has a name
+        as this module gives it goes: anything else is somebody's.
         """
-        files, batches = files | self._unread, batches | self._unread
-        for room, known in ((_INCOMING, set[str]()), (_FILES, files), (_BATCHES, batches), (_WORK, batches)):
+        rooms = ((_INCOMING, set[str]()), (_FILES, files), (_BATCHES, batches), (_WORK, working))
+        for room, known in ((name, ids | self._unread) for name, ids in rooms):
             for place in (self._path / room).iterdir():
                 if not (found := _OURS.fullmatch(place.name)) or (found["id"] or "") in known:
                     continue
@@ -183,9 +184,10 @@ class BatchFolder:
             try:
                 with os.fdopen(os.open(place, os.O_RDONLY | _NOFOLLOW), "rb") as file:
                     record = msgspec.json.decode(file.read(_MOST_RECORD_BYTES), type=kind)
+                if record.id != place.stem:
+                    raise msgspec.ValidationError(f"it is of {record.id[:64]!r}")
             except (OSError, *NOT_JSON) as error:
                 self._unread.add(place.stem)
                 logger.error("%s is no record of a file or batch, and is left out: %s", place, error)
                 continue
-            if record.id == place.stem:
-                yield record
+            yield record

@@ -32,11 +32,6 @@ class Quota:
             raise _full(f"all files take more than {self._settings.total_bytes} bytes", "--batch-quota-total")
         self._bytes[owner] = caller
 
-    def left(self, owner: str) -> int:
-        """Return how many bytes a caller may still add."""
-        caller = self._settings.caller_bytes - self._bytes[owner]
-        return max(0, min(caller, self._settings.total_bytes - self._bytes.total()))
-
     def count(self, owner: str, size: int) -> None:
         """Count bytes that are there in any case."""
         self._bytes[owner] += size

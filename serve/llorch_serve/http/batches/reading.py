@@ -15,7 +15,7 @@ from starlette.datastructures import QueryParams
 
 from llorch_serve.batch.lines import URLS
 from llorch_serve.errors import FieldViolation, InvalidRequestError
-from llorch_serve.http.batches.store import Page
+from llorch_serve.http.batches.lookup import Page
 from llorch_serve.http.batches.uploads import check_expiry
 from llorch_serve.http.fields import read_struct, refuse_fields
 

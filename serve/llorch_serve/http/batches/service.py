@@ -7,6 +7,8 @@ front's: opened before anything listens, started with the model, stopped when th
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -15,10 +17,13 @@ from llorch_serve.http.batches.records import BatchRecord
 from llorch_serve.http.batches.runner import BatchRunner, Work
 from llorch_serve.http.batches.settings import BatchSettings
 from llorch_serve.http.batches.store import Store
+from llorch_serve.http.problems import HttpError
 
 _THREADS: Final = 4
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class BatchService:
@@ -58,6 +63,16 @@ class BatchService:
         await self.stop()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self.store.close()
+
+    async def asked(self, work: Callable[[], T]) -> T:
+        """Do what a request asks for. Raises what it raises, and HttpError where the disk is full."""
+        try:
+            return await self.blocking(work)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            logger.error("the disk of --batch-folder is full: %s", error)
+            raise HttpError(507, "disk_full", "the worker's disk is full; try again later") from error
 
     async def blocking(self, work: Callable[[], T]) -> T:
         """Run a function on a thread. Where this is cancelled it waits for the function first, which nothing

@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import msgspec
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.batches.folder import BatchFolder
+from llorch_serve.http.batches.lookup import Page, own, page_of
 from llorch_serve.http.batches.quota import Quota
 from llorch_serve.http.batches.records import (
     INPUT_PURPOSE,
@@ -28,17 +28,6 @@ from llorch_serve.http.batches.records import (
 )
 from llorch_serve.http.batches.settings import BatchSettings
 from llorch_serve.http.problems import HttpError
-
-R = TypeVar("R", FileRecord, BatchRecord)
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What a list shows. after: an id, the last one of the page before; None: from the beginning."""
-
-    limit: int
-    after: str | None = None
-    oldest_first: bool = False
 
 
 class Store:
@@ -65,8 +54,10 @@ class Store:
                 self._batches[batch.id] = batch
                 self._number = max(self._number, batch.number)
             # What a run has finished but not named yet is its results, and no left-over.
-            named = {name for batch in self._live() for name in (batch.output_file_id, batch.error_file_id)}
-            self.folder.clean(set(self._files) | named, set(self._batches))
+            live = self._live()
+            named = {name for batch in live for name in (batch.output_file_id, batch.error_file_id)}
+            working = {batch.id for batch in live}
+            self.folder.clean(set(self._files) | named, set(self._batches), working)
 
     def close(self) -> None:
         """Let others use the folder."""
@@ -119,7 +110,12 @@ class Store:
         """
         with self._lock:
             self.check_room(owner, 0)
-            record = self._adopt(place, new_file_id(), owner, filename, purpose, size, seconds)
+            file_id = new_file_id()
+            try:
+                record = self._adopt(place, file_id, owner, filename, purpose, size, seconds)
+            except OSError:
+                self.folder.remove_file(file_id)  # or it would take room until the next start
+                raise
             self._keep_file(record)
             self._quota.give_back(owner, size)
             return record
@@ -148,19 +144,19 @@ class Store:
         """Return a caller's file. Raises HttpError if there is none."""
         with self._lock:
             self._expire()
-            return _own(self._files, file_id, owner, "file")
+            return own(self._files, file_id, owner, "file")
 
     def list_files(self, owner: str, page: Page, purpose: str | None) -> tuple[list[FileRecord], bool]:
         """Return a caller's files, and whether there are more. Raises HttpError for an unknown place."""
         with self._lock:
             self._expire()
             found = [file for file in self._files.values() if purpose in (None, file.purpose)]
-            return _page(found, owner, page, "file")
+            return page_of(found, owner, page, "file")
 
     def delete_file(self, file_id: str, owner: str) -> None:
         """Let go of a caller's file. Raises HttpError if there is none, or a batch needs it."""
         with self._lock:
-            _own(self._files, file_id, owner, "file")
+            own(self._files, file_id, owner, "file")
             if (
                 batch := next((one for one in self._live() if one.input_file_id == file_id), None)
             ) is not None:
@@ -183,9 +179,9 @@ class Store:
         with self._lock:
             self._expire()
             self._check_input(batch)
-            own = [one for one in self._batches.values() if one.owner == batch.owner]
-            if len(own) >= self._settings.caller_files:
-                self._forget(own, f"you have {len(own)} batches")
+            mine = [one for one in self._batches.values() if one.owner == batch.owner]
+            if len(mine) >= self._settings.caller_files:
+                self._forget(mine, f"you have {len(mine)} batches")
             if len(self._batches) >= self._settings.total_files:
                 self._forget(self._batches.values(), f"there are {len(self._batches)} batches")
             kept = msgspec.structs.replace(batch, number=self._next())
@@ -206,17 +202,17 @@ class Store:
     def batch(self, batch_id: str, owner: str) -> BatchRecord:
         """Return a caller's batch. Raises HttpError if there is none."""
         with self._lock:
-            return _own(self._batches, batch_id, owner, "batch")
+            return own(self._batches, batch_id, owner, "batch")
 
     def list_batches(self, owner: str, page: Page) -> tuple[list[BatchRecord], bool]:
         """Return a caller's batches, and whether there are more. Raises HttpError for an unknown place."""
         with self._lock:
-            return _page(list(self._batches.values()), owner, page, "batch")
+            return page_of(list(self._batches.values()), owner, page, "batch")
 
     def live_batches(self) -> list[BatchRecord]:
         """Return the batches that have not ended, of all callers, the oldest first."""
         with self._lock:
-            return list(self._live())
+            return self._live()
 
     def move(self, batch_id: str, status: Status, begun: frozenset[Status], **changes: Any) -> BatchRecord:
         """Bring a batch into another status, unless its own is not one of ``begun`` any more; return it as it
@@ -230,8 +226,8 @@ class Store:
                 self._batches[batch_id] = batch
             return batch
 
-    def _live(self) -> Iterable[BatchRecord]:
-        return (batch for batch in self._batches.values() if not batch.has_ended)
+    def _live(self) -> list[BatchRecord]:
+        return [batch for batch in self._batches.values() if not batch.has_ended]
 
     def _next(self) -> int:
         self._number += 1
@@ -289,24 +285,3 @@ class Store:
             for file_id in old:
                 if file_id not in needed:
                     self._drop_file(file_id)
-
-
-def _own(kept: dict[str, R], name: str, owner: str, kind: str) -> R:
-    record = kept.get(name)
-    if record is None or record.owner != owner:
-        raise HttpError(404, f"{kind}_not_found", f"you have no {kind} {name[:100]!r} here")
-    return record
-
-
-def _page(kept: list[R], owner: str, page: Page, kind: str) -> tuple[list[R], bool]:
-    own = [record for record in kept if record.owner == owner]
-    if not page.oldest_first:
-        own.reverse()
-    begin = 0
-    if page.after is not None:
-        ids = [record.id for record in own]
-        if page.after not in ids:
-            found = f"after is {page.after[:100]!r}, and you have no such {kind}; list from the beginning"
-            raise HttpError(404, f"{kind}_not_found", found)
-        begin = ids.index(page.after) + 1
-    return own[begin : begin + page.limit], len(own) > begin + page.limit

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,7 +136,12 @@ class BatchWork:
 
     def _planned(self, batch: BatchRecord, place: OutputPlace, stack: contextlib.ExitStack) -> Plan:
         """Read the input. Raises BatchInputError, UsageError, OSError."""
-        self._store.folder.open_content(batch.input_file_id).close()  # which fails for a link
+        try:
+            self._store.folder.open_content(batch.input_file_id).close()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):  # ELOOP: a link, which is not followed
+                raise
+            raise UsageError(f"{batch.input_file_id} is not there any more; send it again") from error
         source = JsonLinesSource(self._store.folder.content(batch.input_file_id))
         stack.callback(source.close)
         form = LineForm(urls=(batch.endpoint,))
