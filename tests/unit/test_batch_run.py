@@ -129,9 +129,9 @@ def test_a_bug_of_the_answerer_is_not_hidden(tmp_path: Path, source: Path) -> No
     assert run(source, tmp_path / "out.jsonl").is_complete
 
 
-@pytest.mark.parametrize(("most", "at_once"), [(None, 10), (30, 3), (1, 1)])
+@pytest.mark.parametrize(("most", "at_once"), [(None, 10), (100, 3), (1, 1)])
 def test_tokens_bound_what_is_in_flight(tmp_path: Path, most: int | None, at_once: int) -> None:
-    lines = (chat(f"q-{n}", "x" * 16, max_tokens=5) for n in range(40))
+    lines = (chat(f"q-{n}", "x", max_tokens=10) for n in range(10, 50))  # 30 tokens each, by estimate
     answerer = FakeAnswerer(turns=lambda _: 3)
     limits = Limits(lines_in_flight=10, tokens_in_flight=most)
     run(write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl", answerer, limits=limits)
