@@ -6,6 +6,7 @@ neighbours and sent to the right route.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -87,12 +88,12 @@ class LineForm:
         method = _text(fields.get("method"), "POST")
         if method != "POST":
             raise BadLineError(custom_id, f"has the method {_shown(method)}; expected POST")
-        url = _text(fields.get("url"), None)
-        if url not in self.urls:
-            raise BadLineError(custom_id, f"has the url {_shown(url)}; expected {' or '.join(self.urls)}")
         body = bytes(fields["body"]) if "body" in fields else b""
         if not body.startswith(b"{"):
             raise BadLineError(custom_id, f"has the body {_shown(body.decode())}; expected an object")
+        url = _text(fields["url"], None) if "url" in fields else _url_of(body)
+        if url not in self.urls:
+            raise BadLineError(custom_id, f"has the url {_shown(url)}; expected {' or '.join(self.urls)}")
         return BatchLine(number, custom_id, str(url), body)
 
     def _read_bare(self, number: int, fields: dict[str, msgspec.Raw]) -> BatchLine:
@@ -120,8 +121,27 @@ def _fields(raw: bytes) -> dict[str, msgspec.Raw]:
     except RecursionError:
         raise UnreadableLineError("is nested too deeply to be read") from None
     except NOT_JSON as error:
+        if custom_id := _id_in_spite_of_faults(raw):
+            fault = "NaN, Infinity or half a surrogate pair"
+            raise BadLineError(custom_id, f"holds {fault}, which JSON has not; write it without") from None
         reason = str(error).removeprefix("JSON is malformed: ")
-        raise UnreadableLineError(f"is no JSON object ({reason}): {_shown(raw.decode())}") from None
+        raise UnreadableLineError(f"is no object in JSON ({reason}): {_shown(raw.decode())}") from None
+
+
+def _id_in_spite_of_faults(raw: bytes) -> str | None:
+    """Return the id of a line that holds what Python's writer lets through and JSON has not."""
+    try:
+        custom_id = json.loads(raw)["custom_id"]
+        custom_id.encode()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return custom_id if 0 < len(custom_id) <= MAX_ID_CHARACTERS else None
+
+
+def _url_of(body: bytes) -> str | None:
+    """Return where a body belongs that came without a url, as some services have them."""
+    names = _decode(body).keys()
+    return next((url for name, url in _BARE.items() if name in names), None)
 
 
 def _custom_id(raw: msgspec.Raw) -> str:

@@ -33,10 +33,10 @@ class OutputPlace:
 @contextlib.contextmanager
 def hold_output(output: Path) -> Iterator[OutputPlace]:
     """Hold an output for one run. Raises BeingWrittenError while another has it, UsageError, OSError."""
-    if not output.parent.is_dir():
-        raise UsageError(f"{output.parent} is no folder; make it first, or choose another output")
     place = OutputPlace(Path(os.path.realpath(output)))  # a link is no second output
-    with exclusive(place.output):
+    if not place.output.parent.is_dir():
+        raise UsageError(f"{place.output.parent} is no folder; make it first, or choose another output")
+    with exclusive(place.output, "batch", "output"):
         shutil.rmtree(place.work_folder, ignore_errors=True)  # of a run that was killed
         place.work_folder.mkdir()
         try:

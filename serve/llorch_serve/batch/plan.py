@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from llorch_serve.batch.lines import MAX_LINE_BYTES, BadLineError, BatchLine, LineForm, UnreadableLineError
-from llorch_serve.batch.prefixes import look, prefix_key
+from llorch_serve.batch.prefixes import beginning_of, look, prefix_key
 from llorch_serve.batch.sources import RawLine, Source
 from llorch_serve.errors import UsageError
 
@@ -151,7 +151,7 @@ class Plan:
             if outlook.is_stream:
                 problem = "asks for a stream, and an answer in a file is whole; leave stream out"
             if self._order is Order.PREFIX:
-                prefix = prefix_key(outlook.beginning)
+                prefix = prefix_key(beginning_of(line.body))
         except BadLineError as error:
             custom_id, problem = error.custom_id, str(error)
         self.counts.lines += 1

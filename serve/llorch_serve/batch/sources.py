@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,14 +65,15 @@ class JsonLinesSource:
         """Open the file. Raises UsageError where it is no file, or one that is packed or in UTF-16."""
         self._path = path
         try:
-            self._file = path.open("rb")
+            mode = path.stat().st_mode
         except FileNotFoundError:
             raise UsageError(f"{path} does not exist; give a file of JSON Lines") from None
-        except IsADirectoryError:
-            raise UsageError(f"{path} is a folder; give a file of JSON Lines") from None
+        if stat.S_ISDIR(mode):
+            raise UsageError(f"{path} is a folder; give a file of JSON Lines")
+        if not stat.S_ISREG(mode):  # opening a pipe would wait for whoever writes it
+            raise UsageError(f"{path} is no file, and lines are read twice; write them to a file first")
+        self._file = path.open("rb")
         try:
-            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                raise UsageError(f"{path} is no file, and lines are read twice; write them to a file first")
             self._begin = self._find_begin()
         except BaseException:
             self._file.close()
@@ -100,7 +100,7 @@ class JsonLinesSource:
                 continue
             text = raw.rstrip(b"\r\n")
             if text.strip():
-                yield RawLine(number, place, len(text), text)
+                yield RawLine(number, place, len(text), text if len(text) <= MAX_LINE_BYTES else None)
             place += len(raw)
         self._sha256 = digest.hexdigest()
 

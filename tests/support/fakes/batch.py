@@ -27,19 +27,22 @@ LIMITS = Limits(lines_in_flight=4)
 class FakeAnswerer:
     """Answers each line with a text made of its own bytes, after ``turns`` rounds of the event loop.
 
-    refusals: what a line gets the first times, by custom_id, before its answer.
+    refusals: what a line gets the first times, by custom_id, before its answer. statuses: of answers, by
+    custom_id, where they are no 200.
     """
 
     def __init__(
         self,
         refusals: Mapping[str, list[LineAnswer]] | None = None,
         turns: Callable[[BatchLine], int] = lambda _: 0,
+        statuses: Mapping[str, int] | None = None,
     ) -> None:
         self.asked: list[str] = []
         self.most_at_once = 0
         self._at_once = 0
         self._refusals = {name: list(answers) for name, answers in (refusals or {}).items()}
         self._turns = turns
+        self._statuses = statuses or {}
 
     async def answer(self, line: BatchLine) -> LineAnswer:
         """Answer a line."""
@@ -54,9 +57,9 @@ class FakeAnswerer:
         if waiting := self._refusals.get(line.custom_id):
             return waiting.pop(0)
         text = hashlib.sha256(line.body).hexdigest()[: 8 + len(line.body) % 40]
-        return LineAnswer(
-            200, f"req-{line.custom_id}", msgspec.json.encode({"text": text}), None, Usage(3, 2, 1)
-        )
+        status = self._statuses.get(line.custom_id, 200)
+        body = msgspec.json.encode({"text": text})
+        return LineAnswer(status, f"req-{line.custom_id}", body, None, Usage(3, 2, 1))
 
 
 class FakeClock:
