@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llorch_serve.batch import run as batch_run
 from llorch_serve.batch.answering import LineAnswer, Usage
 from llorch_serve.batch.lines import BatchLine
 from llorch_serve.batch.plan import ORDERED_BLOCK, Order
@@ -221,3 +222,16 @@ def test_ids_depend_on_the_run_and_the_line_alone(tmp_path: Path, source: Path) 
     ids = {name: {one["custom_id"]: one["id"] for one in read(tmp_path / name)} for name in "abc"}
     assert ids["a"] == ids["b"]
     assert len(set(ids["a"].values()) | set(ids["c"].values())) == 120
+
+
+@pytest.mark.parametrize("most", [0, 500, 3000])
+def test_answers_too_big_to_wait_are_put_in_order_at_the_end(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    failing = {"q-3": 400, "q-4": 404, "q-40": 500}
+    run(source, tmp_path / "a.jsonl", FakeAnswerer(statuses=failing), ordered=True, clock=FakeClock())
+    monkeypatch.setattr(batch_run, "_EARLY_BYTES", most)
+    slow_first = FakeAnswerer(turns=lambda line: 200 if line.number % 20 == 1 else 0, statuses=failing)
+    run(source, tmp_path / "b.jsonl", slow_first, ordered=True, clock=FakeClock())
+    for name in (".jsonl", ".jsonl.errors.jsonl"):
+        assert (tmp_path / f"b{name}").read_bytes() == (tmp_path / f"a{name}").read_bytes()
