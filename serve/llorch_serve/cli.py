@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "chat": "llorch_serve.terminal.chat",
     "score": "llorch_serve.terminal.score",
     "embed": "llorch_serve.terminal.embed",
+    "eval": "llorch_serve.terminal.evaluate",
     "bench": "llorch_serve.terminal.bench",
     "bench compare": "llorch_serve.terminal.bench_compare",
     "cluster deploy": "llorch_serve.terminal.cluster_deploy",
