@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from llorch_serve.errors import UsageError
 from llorch_serve.evaluation.task_results import task_result
+from llorch_serve.evaluation.task_sampling import sampling_of
+from llorch_serve.sampling.params import SamplingParams
 
 
 def returned(**changes: Any) -> dict[str, Any]:
@@ -80,3 +83,39 @@ def test_a_value_that_is_not_the_mean_of_its_samples_has_none() -> None:
     changed = returned()
     changed["results"]["quiz"]["acc,none"] = 0.6
     assert task_result("quiz", changed).metrics[0].samples is None
+
+
+def test_an_answer_is_greedy_unless_a_task_says_otherwise() -> None:
+    plain = sampling_of({"until": "\n"})
+    assert (plain.temperature, plain.stop, plain.max_tokens, plain.repetition_penalty) == (0, ("\n",), 256, 1)
+    # The model's own recommendations would count for what is absent.
+    assert None not in (plain.top_k, plain.top_p, plain.min_p)
+    asked = {"until": ["a", "", "b"], "do_sample": False, "temperature": 0.7, "max_gen_toks": 9, "top_p": 0.5}
+    assert sampling_of(asked) == SamplingParams(
+        temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, max_tokens=9, stop=("a", "b")
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "temperature"),
+    [
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": True, "temperature": 0.3}, 0.3),
+        ({"temperature": 0.3}, 0.3),
+        ({"do_sample": True, "temperature": 0}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_answers_are_drawn_where_lm_eval_would(asked: dict[str, Any], temperature: float) -> None:
+    found = sampling_of({**asked, "top_p": 0.9, "top_k": 40, "max_new_tokens": 7})
+    assert found.temperature == temperature
+    assert (found.top_p, found.top_k) == ((0.9, 40) if temperature else (1.0, 0))
+    assert found.max_tokens == 7
+
+
+@pytest.mark.parametrize(
+    "asked", [{"temperature": "warm"}, {"until": 5}, {"max_gen_toks": None}, {"top_k": []}]
+)
+def test_what_is_of_another_type_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="a task's generation_kwargs are"):
+        sampling_of({"do_sample": True, **asked})

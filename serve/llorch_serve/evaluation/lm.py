@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 import msgspec
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from llorch_serve.errors import UsageError
 from llorch_serve.evaluation.scores import ModelScores
+from llorch_serve.evaluation.task_sampling import KNOWN, sampling_of
 from llorch_serve.requests import ChatMessage, ChatPrompt
-from llorch_serve.sampling.params import SamplingParams
-
-MOST_TOKENS: Final = 256  # what lm-eval's own models generate where a task does not say
-KNOWN: Final = frozenset(
-    {
-        "until", "do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed",
-        "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens",
-    }
-)  # fmt: skip
-"""What of a task's ``generation_kwargs`` has an effect."""
 
 
 class TaskModel(LM):  # type: ignore[misc]  # lm-eval may not be there when types are checked
@@ -64,35 +52,3 @@ class TaskModel(LM):  # type: ignore[misc]  # lm-eval may not be there when type
             messages, template_arguments=arguments, continue_final_message=not add_generation_prompt
         )
         return self._scores.model.tokenize(prompt)[1]
-
-
-def sampling_of(wanted: dict[str, Any]) -> SamplingParams:
-    """Return what a task's ``generation_kwargs`` mean: greedy unless it says ``do_sample``, or a temperature
-    above 0. Raises UsageError for a value that is of another type.
-    """
-    try:
-        return _sampling_of(wanted)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"a task's generation_kwargs are {wanted!r}: {error}; correct the task") from error
-
-
-def _sampling_of(wanted: dict[str, Any]) -> SamplingParams:
-    until = wanted.get("until") or []
-    stop = [until] if isinstance(until, str) else until
-    temperature = float(wanted.get("temperature", 1.0 if wanted.get("do_sample") else 0.0))
-    sampled = bool(wanted.get("do_sample", temperature > 0)) and temperature > 0
-    most = next(
-        (wanted[name] for name in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-         if name in wanted),
-        MOST_TOKENS,
-    )  # fmt: skip
-    return SamplingParams(
-        temperature=temperature if sampled else 0.0,
-        top_p=float(wanted.get("top_p", 1.0)) if sampled else 1.0,
-        top_k=int(wanted.get("top_k", 0)) if sampled else 0,
-        min_p=float(wanted.get("min_p", 0.0)) if sampled else 0.0,
-        repetition_penalty=float(wanted.get("repetition_penalty", 1.0)),
-        seed=int(wanted["seed"]) if "seed" in wanted else None,
-        max_tokens=int(most),
-        stop=tuple(text for text in stop if text),
-    )
