@@ -69,7 +69,7 @@ class BoundGraph:
         self._inputs = inputs
         self._cache = cache
         self._logits = logits
-        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self._bindings: dict[tuple[int, int], CallBinding] = {}
 
     def run(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
@@ -101,13 +101,13 @@ class BoundGraph:
             self._session.run_with_iobinding(binding.io, self._options)
         return binding.logits
 
-    def _bind(self, first: int, count: int) -> _Binding:
+    def _bind(self, first: int, count: int) -> CallBinding:
         io = self._session.io_binding()
         self._cache.bind(io, first, count)
-        return _Binding(io, count, self._inputs)
+        return CallBinding(io, count, self._inputs)
 
 
-class _Binding:
+class CallBinding:
     """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call.
 
     inputs: names of the graph's inputs; the buffers of those that its target has not are filled and bound to
@@ -143,14 +143,22 @@ class _Binding:
         """
         if self._tokens != tokens:
             self._tokens = tokens
-            self.input_ids = np.zeros((self.batch, tokens), np.int64)
-            self._bind_input("input_ids", self.input_ids)
+            self.resize_tokens(tokens)
         if self._rows != rows or self._buffer is not buffer:
             self._rows, self._buffer = rows, buffer
-            self.indices = np.zeros(rows, np.int64)
-            self.logits = buffer[:rows]
-            self._bind_input("logits_indices", self.indices)
-            self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
+            self.resize_rows(rows)
+
+    def resize_tokens(self, tokens: int) -> None:
+        """Bind what has a row for each token."""
+        self.input_ids = np.zeros((self.batch, tokens), np.int64)
+        self._bind_input("input_ids", self.input_ids)
+
+    def resize_rows(self, rows: int) -> None:
+        """Bind what has a row for each row of logits."""
+        self.indices = np.zeros(rows, np.int64)
+        self.logits = self._buffer[:rows]
+        self._bind_input("logits_indices", self.indices)
+        self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
 
     def _bind_input(self, name: str, array: npt.NDArray[np.generic]) -> None:
         if name in self._inputs:
