@@ -37,9 +37,9 @@ def split_capacity(total: KvCapacity, lanes: int) -> tuple[KvCapacity, ...]:
     A sequence is in one lane, so every lane's budget must hold one of full length.
     """
     lanes = max(1, min(lanes, total.budget // total.context))
-    spare = total.budget - lanes * total.context
+    spare, further = total.budget - lanes * total.context, max(1, total.slots - lanes)
     slots = shares(total.slots, lanes)
-    budgets = [min(own * total.context, total.context + spare * own // total.slots) for own in slots]
+    budgets = [total.context + spare * (own - 1) // further for own in slots]
     return tuple(replace(total, slots=own, budget=budget) for own, budget in zip(slots, budgets, strict=True))
 
 
