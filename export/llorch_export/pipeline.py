@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,8 +15,6 @@ import msgspec
 from llorch_export.adapter.apply import with_adapters
 from llorch_export.artifact.companions import (
     including,
-    int8_form,
-    measured_scales,
     planned,
     with_int8_cache,
     with_prompt_graph,
@@ -30,12 +28,11 @@ from llorch_export.artifact.description import (
     export_fingerprint,
     fingerprint_source,
     licences,
-    listed,
     source_notices,
     up_to_date,
 )
 from llorch_export.artifact.place import check_output
-from llorch_export.artifact.staged import add_scales, as_one_graph, with_stages, write_stages
+from llorch_export.artifact.staged import as_one_graph, with_stages
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
@@ -49,7 +46,6 @@ from llorch_export.graph.source_forms import (
     source_notice,
     widened_bytes,
 )
-from llorch_export.graph.stage_sizes import cut, sizes
 from llorch_export.graph.weights import DATA_FILE
 from llorch_export.graphs import ArtifactGraphs, error_factors
 from llorch_export.interop.genai import interop_files
@@ -57,14 +53,13 @@ from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import ResolvedExport, check_source, resolve, with_packed_defaults
 from llorch_export.source.open import open_checkpoint
+from llorch_export.staged import StagedWriting, cut_into_stages
 from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.verify.float_range import probe_activations
 from llorch_serve.artifact.folder import MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.artifact.manifest import (
     FixedShapes,
-    LlamaConfig,
     Manifest,
-    PromptGraph,
     Target,
     encode_manifest,
 )
@@ -118,8 +113,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if resolved.calibration is not None:
         text = read_calibration(resolved.calibration, checkpoint)
         resolved = resolved.with_text(text.text)
-    if resolved.options.stages is not None:
-        resolved = cut_into_stages(resolved, checkpoint.config, checkpoint.tensors)
+    resolved = cut_into_stages(resolved, checkpoint.config, checkpoint.tensors)
     source_print = fingerprint_source(checkpoint, progress)
     terms = licences(checkpoint)
     fields = checkpoint_fields(
@@ -169,20 +163,6 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     return tuple(notices)
 
 
-def cut_into_stages(
-    resolved: ResolvedExport, config: LlamaConfig, tensors: Mapping[str, LazyTensor]
-) -> ResolvedExport:
-    """Return the export with the layers of each stage, as its options have it. Reads no weights.
-
-    Raises UsageError if the model cannot be cut so.
-    """
-    assert resolved.options.stages is not None, "they were asked for"
-    config, tensors = fixed_transforms(config, tensors, resolved.recipe)
-    graphs = (graph for graph in planned(resolved, config, tensors) if graph is not None)
-    found = sizes(config, [graph.jobs for graph in graphs])
-    return replace(resolved, stages=cut(found, resolved.options.stages))
-
-
 def storage_notices(tensors: Mapping[str, LazyTensor], resolved: ResolvedExport) -> tuple[str, ...]:
     """Return what a person should know of how packed matrices are stored, a line each."""
     if resolved.recipe.precision == "source":
@@ -219,27 +199,16 @@ def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> 
 
 
 def _write_stages(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> DecoderGraph:
-    """Do as :func:`_write_graphs` does with graphs in stages; return one graph of all layers over their
-    files, with what is to be known of them.
+    """Do as :func:`_write_graphs` does for graphs in stages; return one graph of all layers over their files,
+    with what is to be known of them.
     """
-    resolved, progress = graphs.resolved, job.progress
-    staged = graphs.staged()
-    whole = graphs.whole(staged)
+    staged = StagedWriting(writer, graphs, graphs.staged())
     writer.require_space(staged.data_bytes + _OVERHEAD_BYTES)
-    stages = write_stages(writer, staged, resolved.target, progress)
+    whole, stages = staged.write(job.progress)
     add_text_files(writer, job.checkpoint, job.terms)
-    whole = staged.described(whole)
-    manifest = with_stages(_manifest(writer, resolved, whole, job), stages)
-    if resolved.recipe.int8_cache:
-        with as_one_graph(writer, manifest, whole) as artifact:
-            add_scales(writer, staged, measured_scales(artifact, job.text, progress))
-        first = staged.stages[0].names
-        int8_cache = int8_form(first.decode_graph, first.scales, job.text)
-        manifest = msgspec.structs.replace(manifest, files=listed(writer), int8_cache=int8_cache)
-    if resolved.prompts is not None:
-        first = staged.stages[0].names
-        prompts = PromptGraph(graph=first.prompts_graph, data=first.prompts_data, recipe=resolved.prompts)
-        manifest = msgspec.structs.replace(manifest, prompts=prompts)
+    manifest = staged.completed(
+        with_stages(_manifest(writer, graphs.resolved, whole, job), stages), whole, job.text, job.progress
+    )
     writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
     return whole
 

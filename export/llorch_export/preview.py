@@ -18,10 +18,11 @@ from llorch_export.config.hf import ReadConfig
 from llorch_export.config.packed.base import Packing
 from llorch_export.config.unread import notice_of
 from llorch_export.options import ExportOptions
-from llorch_export.pipeline import cut_into_stages, storage_notices
+from llorch_export.pipeline import storage_notices
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import check_source, resolve, with_packed_defaults
 from llorch_export.source.open import open_checkpoint, open_settings, open_text
+from llorch_export.staged import cut_into_stages
 from llorch_export.transform.lazy import Tensors
 from llorch_export.transform.prepare import fixed_transforms
 from llorch_serve.artifact.manifest import KvDtype, Recipe
@@ -44,8 +45,7 @@ def preview(options: ExportOptions) -> dict[str, object]:
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     resolved = resolve(with_packed_defaults(tensors, options, read.embedding), config, read.embedding)
     embeds = resolved.embedding is not None
-    if options.stages is not None:
-        resolved = cut_into_stages(resolved, config, tensors)
+    resolved = cut_into_stages(resolved, config, tensors)
     graph, prompts = planned(resolved, *fixed_transforms(config, tensors, resolved.recipe, embeds=embeds))
     carried = storage_notices(tensors, resolved)
     kv_dtype: KvDtype = "int8" if resolved.recipe.int8_cache else graph.kv.dtype

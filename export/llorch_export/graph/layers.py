@@ -45,13 +45,13 @@ def taken(b: GraphBuilder) -> Between:
 
 def handed_on(b: GraphBuilder, state: Between) -> list[ir.Value]:
     """Append what is left to do before a cut; return the outputs that the next stage takes."""
-    names = _names(b, b.layers.stop)
+    layer = b.layers.stop
     assert state.delta is not None, "a layer leaves something to be added"
     values = [state.residual, state.delta]
-    if len(names) == 1:
-        shape = (*b.dims.lead, b.config.hidden_size)
-        return [b.op("Add", [state.delta, state.residual], name=names[0], shape=shape)]
-    for value, name in zip(values, names, strict=True):
+    if b.config.form.norm_placement == "after":
+        values = [_entering(b, state, layer, lead=b.dims.lead)[0]]
+    # Nodes keep the names that they have in a graph of all layers.
+    for value, name in zip(values, _names(b, layer), strict=True):
         value.name = name
     return values
 

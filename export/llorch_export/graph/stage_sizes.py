@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_export.formats.module import EMBEDDING, HEAD
+from llorch_export.formats.module import EMBEDDING
+from llorch_export.graph.residual import FINAL_NORM
 from llorch_export.graph.stage_choice import StageChoice, check_stages
 from llorch_export.graph.weights import WeightJob
 from llorch_serve.artifact.manifest import LlamaConfig
 
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
-_HEAD_TABLE: Final = f"{HEAD}.weight"
 _EVERYWHERE: Final = ("rotary.", "query_scale", "levels.", "lower.", "upper.", "values.")
 
 
@@ -38,22 +38,35 @@ class Sizes:
 
 def sizes(config: LlamaConfig, graphs: Iterable[Sequence[WeightJob]]) -> Sizes:
     """Add up the planned weights of graphs that have all layers, each of those that it has for itself."""
-    before = behind = 0
+    embedding = behind = 0
     layers = [0] * config.num_hidden_layers
     for jobs in graphs:
-        tensors = [tensor for job in jobs for tensor in job.tensors]
-        # A table that both ends read goes by the embedding's name.
-        ends = 1 if any(tensor.name.startswith(_HEAD_TABLE) for tensor in tensors) else 2
-        for tensor in tensors:
+        has_head = False
+        own = 0
+        for tensor in (tensor for job in jobs for tensor in job.tensors):
             layer = _LAYER.match(tensor.name)
             if layer is not None:
                 layers[int(layer[1])] += tensor.nbytes
             elif tensor.name.startswith(f"{EMBEDDING}."):
-                before += tensor.nbytes
-                behind += tensor.nbytes * (ends - 1)
+                own += tensor.nbytes
             elif not tensor.name.startswith(_EVERYWHERE):
                 behind += tensor.nbytes
-    return Sizes(before, tuple(layers), behind)
+                # A head's name depends on its form; beside it there are a norm, and a bias at most.
+                has_head |= not tensor.name.startswith(f"{FINAL_NORM}.") and not tensor.name.endswith(".bias")
+        embedding += own
+        behind += 0 if has_head else own  # lookup and head read one table
+    return Sizes(embedding, tuple(layers), behind)
+
+
+def is_in(tensor: str, layers: range, config: LlamaConfig) -> bool:
+    """Tell whether a checkpoint's tensor is of a stage with these layers."""
+    layer = _LAYER.match(tensor)
+    if layer is not None:
+        return int(layer[1]) in layers
+    first, last = layers.start == 0, layers.stop == config.num_hidden_layers
+    if tensor.startswith(f"{EMBEDDING}."):
+        return first or (last and config.tie_word_embeddings)
+    return last
 
 
 def cut(found: Sizes, choice: StageChoice) -> tuple[range, ...]:

@@ -504,6 +504,7 @@ class Stage(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     decode_graph, scales: as in :class:`Int8Cache`, of its layers alone; absent where the artifact has none.
     prompts_graph, prompts_data: as in :class:`PromptGraph`, of its layers alone; absent where the artifact
         has none.
+    widened_bytes: as in :class:`Manifest`, of its layers alone.
     """
 
     first_layer: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -518,6 +519,7 @@ class Stage(_Struct, frozen=True, kw_only=True, omit_defaults=True):
     scales: str | msgspec.UnsetType = msgspec.UNSET
     prompts_graph: str | msgspec.UnsetType = msgspec.UNSET
     prompts_data: str | msgspec.UnsetType = msgspec.UNSET
+    widened_bytes: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def layers(self) -> int:

@@ -41,6 +41,7 @@ def stage_manifest(manifest: Manifest, stage: Stage) -> Manifest:
         int8_cache=_int8_cache(manifest, stage),
         prompts=_prompts(manifest, stage),
         files=stage_files(manifest, stage),
+        widened_bytes=stage.widened_bytes,
     )
 
 
