@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "chat": "llorch_serve.terminal.chat",
     "score": "llorch_serve.terminal.score",
     "embed": "llorch_serve.terminal.embed",
+    "batch": "llorch_serve.terminal.batch",
     "bench": "llorch_serve.terminal.bench",
     "bench compare": "llorch_serve.terminal.bench_compare",
     "cluster deploy": "llorch_serve.terminal.cluster_deploy",
@@ -74,6 +75,7 @@ class _LazyCommands(TyperGroup):
             "sign",
             "pull",
             "push",
+            "batch",
             "bench compare",
             "cluster deploy",
         )
