@@ -137,6 +137,8 @@ class ProcessHost:
         if code < 0:
             with contextlib.suppress(ValueError):  # a signal without a name
                 how = f"signal {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (as the system ends one where memory is short)"
         return StageEndedError(
             f"the process of {self._name} ended with {how}, and the keys and values of all sequences with "
             f"it; start the worker again"
