@@ -15,7 +15,7 @@ import pytest
 
 from llorch_export.graph.stage_choice import parse_stages
 from llorch_export.options import ExportOptions, Rule
-from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import SessionConfig, StageChoice
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from llorch_serve.loading.models import open_artifact, open_lanes
@@ -24,6 +24,7 @@ from llorch_serve.runtime.session import DecoderSession
 from llorch_serve.stages.pipeline import Pipeline, open_pipeline
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids
+from support.harness.processes import llorch
 from support.harness.slot_calls import slot_calls
 
 LAYERS = {"num_hidden_layers": 4}
@@ -177,3 +178,36 @@ def test_memory_that_does_not_suffice_is_told_before_loading(both: Both) -> None
         opened(both[1], replace(CONFIG, kv_cache_bytes=2**10)),
     ):
         pass
+
+
+STEPS = 101
+
+
+def steps(session: DecoderSession) -> np.ndarray:
+    """Return the logits of a prompt and of the greedy tokens behind it, in a slot that was copied."""
+    prompt = list(range(100, 150))
+    found = [session.prefill(1, prompt, 0).copy()]
+    session.copy_slot(1, 0, len(prompt))
+    for step in range(1, STEPS):
+        token = int(found[-1].argmax())
+        found.append(session.decode([token], [len(prompt) + step]).copy())
+    return np.concatenate(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [("--precision", "fp32"), ()], ids=["fp32", "by default"])
+def test_a_real_model_gives_the_same_bits_in_two_and_three_stages(
+    smollm2_gguf: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    def made(name: str, *more: str) -> Artifact:
+        outcome = llorch("export", smollm2_gguf, "--output", tmp_path / name, *flags, *more)
+        assert outcome.code == 0, outcome
+        return load_artifact(tmp_path / name)
+
+    config = SessionConfig(slots=2, max_context=256)
+    expected = steps(open_session(made("whole"), config, lambda _report: None))
+    for stages in ("2", "3"):
+        staged = made(stages, "--stages", stages)
+        for processes in (False, True):
+            with opened(staged, config, processes=processes, lanes=1) as pipeline:
+                check_same([steps(pipeline.sessions[0])], [expected])

@@ -31,11 +31,16 @@ def runs() -> Iterator[None]:
 class LogitsBuffer:
     """Logits [rows, vocabulary] of the last call, whichever graph made it; it grows with the rows that are
     asked for.
+
+    memory: float32 numbers that it begins with, where others read them; None: its own.
     """
 
-    def __init__(self, rows: int, vocab_size: int) -> None:
+    def __init__(self, rows: int, vocab_size: int, memory: Logits | None = None) -> None:
         self.vocab_size = vocab_size
-        self._array = np.empty((rows, vocab_size), np.float32)
+        if memory is None:
+            self._array = np.empty((rows, vocab_size), np.float32)
+        else:
+            self._array = memory[: len(memory) // vocab_size * vocab_size].reshape(-1, vocab_size)
 
     def at_least(self, rows: int) -> Logits:
         """Return the buffer, grown to at least ``rows``."""

@@ -20,11 +20,14 @@ from llorch_serve.engine.load import StageTimes
 from llorch_serve.engine.plan import SlotEdit
 from llorch_serve.errors import StageEndedError
 from llorch_serve.python_child import child_environment, module_command
+from llorch_serve.runtime.bound_graph import Logits
+from llorch_serve.runtime.row_pairs import even
 from llorch_serve.runtime.stage_graph import Rows
 from llorch_serve.stages import control, wire
 from llorch_serve.stages.calls import StageCall, StagePort
 from llorch_serve.stages.framing import Messages
 from llorch_serve.stages.loading import StageRoom, StageSettings
+from llorch_serve.stages.shared_logits import make_memory, map_logits
 from llorch_serve.stages.stage import StageFacts
 
 _END_S: Final = 10.0  # for a process whose socket is closed to end by itself
@@ -40,6 +43,7 @@ class ProcessHost:
     def __init__(self, settings: StageSettings, *, lanes: int, cores: tuple[int, ...]) -> None:
         self._name = f"stage {settings.number} of {settings.artifact.folder.name}"
         ours, theirs = zip(*(socket.socketpair() for _ in range(1 + lanes)), strict=True)
+        memories = _shared_memories(settings, lanes)
         fds = [end.fileno() for end in theirs]
         try:
             self._process = subprocess.Popen(
@@ -47,19 +51,23 @@ class ProcessHost:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
                 env=child_environment(),
-                pass_fds=fds,
+                pass_fds=(*fds, *memories),
             )
         finally:
             for end in theirs:
                 end.close()
         self._control, *self._lanes = (Messages(end) for end in ours)
-        self._ports = [ProcessPort(lane, self._ended) for lane in self._lanes]
+        mapped: list[Logits | None] = [map_logits(each) for each in memories]
+        mapped = mapped or [None] * lanes
+        self._ports = [
+            ProcessPort(end, self._ended, memory) for end, memory in zip(self._lanes, mapped, strict=True)
+        ]
         self._lock = threading.Lock()
         self._listeners: list[Callable[[StageEndedError], None]] = []
         self._closing = False
         self._failure: StageEndedError | None = None
         threading.Thread(target=self._watch, name="llorch-stage-watch", daemon=True).start()
-        self._ask(control.ask_room(settings, cores))
+        self._ask(control.ask_room(settings, cores, tuple(memories)))
 
     def room(self) -> StageRoom:
         """See the protocol."""
@@ -129,6 +137,8 @@ class ProcessHost:
         if code < 0:
             with contextlib.suppress(ValueError):  # a signal without a name
                 how = f"signal {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (as the system ends one where memory is short)"
         return StageEndedError(
             f"the process of {self._name} ended with {how}, and the keys and values of all sequences with "
             f"it; start the worker again"
@@ -147,10 +157,14 @@ class ProcessHost:
 
 
 class ProcessPort:
-    """A stage of another process, as one lane reaches it. ended: returns how that process has ended."""
+    """A stage of another process, as one lane reaches it.
 
-    def __init__(self, end: Messages, ended: Callable[[], StageEndedError]) -> None:
+    ended: returns how that process has ended. memory: that it writes logits to; None: they are in messages.
+    """
+
+    def __init__(self, end: Messages, ended: Callable[[], StageEndedError], memory: Logits | None) -> None:
         self._end = end
+        self._memory = memory
         self._process_ended = ended
         self._times = StageTimes()
 
@@ -174,11 +188,23 @@ class ProcessPort:
             message = None
         if message is None:
             raise self._process_ended()
-        header, rows = wire.unpack_answer(message)
+        header, rows = wire.unpack_answer(message, self._memory)
         if isinstance(header, wire.Failed):
             raise wire.error_of(header)
         self._times = StageTimes(header.calls, header.busy_s, header.waiting_s)
         return rows
+
+
+def _shared_memories(settings: StageSettings, lanes: int) -> list[int]:
+    """Return a descriptor for the logits of each lane of the last stage; none for others, or where the system
+    has no such memory.
+    """
+    manifest = settings.artifact.manifest
+    if settings.number + 1 < len(manifest.stages or ()):
+        return []
+    size = 4 * even(settings.config.slots) * manifest.model.vocab_size
+    found = [make_memory(size) for _ in range(lanes)]
+    return [each for each in found if each is not None]
 
 
 def _has_stderr() -> bool:
