@@ -35,6 +35,8 @@ COMMANDS: Final = {
     "chat": "llorch_serve.terminal.chat",
     "score": "llorch_serve.terminal.score",
     "embed": "llorch_serve.terminal.embed",
+    "batch": "llorch_serve.terminal.batch",
+    "eval": "llorch_serve.terminal.evaluate",
     "bench": "llorch_serve.terminal.bench",
     "bench compare": "llorch_serve.terminal.bench_compare",
     "cluster deploy": "llorch_serve.terminal.cluster_deploy",
@@ -76,6 +78,7 @@ class _LazyCommands(TyperGroup):
             "sign",
             "pull",
             "push",
+            "batch",
             "bench compare",
             "cluster deploy",
         )

@@ -78,6 +78,8 @@ def command(
 
         llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
 
+        llorch export ./Llama-3-8B --output artifacts/llama3-two --stages 2
+
         llorch export ./Llama-3-8B --dry-run
 
     """  # noqa: E501 - an example is one line
@@ -100,7 +102,7 @@ def command(
         if_changed=replacing.if_changed,
     )
     options = transform.add_to(graph.add_to(weights.add_to(options)))
-    exporter.check(artifact.target, artifact.embed, dry_run=dry_run)
+    exporter.check(artifact.target, artifact.embed, graph.stages, dry_run=dry_run)
     if recipe is None and exporter.via is None:
         recipe = unasked_recipe(options)
     options = with_recipes(exporter.add_to(options), recipe, graph.prefill_recipe)
