@@ -32,12 +32,12 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(tiny_source, cache, tmp_path_factory):
     """A search with an output, and what it printed."""
-    output = tmp_path_factory.mktemp("tuned") / "tuned"
-    flags = ("--output", output, "--png", output.with_suffix(".png"), "--json")
+    output = tmp_path_factory.mktemp("tuned") / "new" / "tuned"
+    flags = ("--output", output, "--png", output.parent.with_suffix(".png"), "--json")
     return output, llorch_here("tune", tiny_source, *QUICK, *flags, LLORCH_CACHE=cache)
 
 
-def test_a_document_an_artifact_a_recipe_and_a_picture(tuned, tiny_source):
+def test_a_document_an_artifact_a_recipe_and_a_picture(tuned, cache):
     output, outcome = tuned
     document = outcome.document()
     assert document["complete"] is True
@@ -51,7 +51,8 @@ def test_a_document_an_artifact_a_recipe_and_a_picture(tuned, tiny_source):
     chosen = [one for one in document["tried"] if one["label"] == document["chosen"]]
     assert len(chosen) == 1
     assert chosen[0]["kl"] <= 0.01
-    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert not list(cache.glob("tune/*/artifacts"))
+    assert output.parent.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert document["artifact"] == str(output)
     assert document["recipe"] == f"{output}.toml"
 
@@ -142,6 +143,7 @@ def test_ctrl_c_leaves_what_is_known_and_nothing_at_the_output(tuned, tiny_sourc
         (("--max-kl", "0"), "--max-kl is 0.0; expected nats above 0"),
         (("--max-kl", "nan"), "--max-kl is nan; expected nats above 0"),
         (("--force",), "--force has no effect without --output; leave it out"),
+        (("--png", "/nowhere/a.png"), "--png is /nowhere/a.png; expected a file in a folder that exists"),
         (("--prompt-tokens", "120"), "needs a context of 160 tokens; this model has 128. Choose fewer"),
     ],
 )

@@ -118,6 +118,8 @@ def command(
 
     """
     _require_libraries(draws=png is not None)
+    if png is not None and (png.is_dir() or not png.absolute().parent.is_dir()):
+        raise UsageError(f"--png is {png}; expected a file in a folder that exists")
     from llorch_export.tune.tuning import opened
 
     unwind_on_signals()
@@ -175,14 +177,15 @@ def _finish(tuning: Tuning, png: Path | None, *, as_json: bool) -> None:
         _show(report, as_json=as_json)
         raise ResourceError(_nothing(report))
     path, command = tuning.keep(report)
+    say(f"{path} is the recipe; export by it with: {command}")
     result = tuning.export()
+    tuning.clean()
     folder = None if result is None else str(result.artifact.folder)
     report = replace(report, recipe=str(path), artifact=folder, export=command)
     _show(report, as_json=as_json)
     if png is not None:
         _draw(report, png)
     say(_verdict(report))
-    say(f"{path} is the recipe; export by it with: {command}")
     if result is not None:
         say(f"{result.artifact.folder} is exported")
         for notice in result.notices:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -150,8 +151,9 @@ class Tuning:
         )
         created = datetime.now(UTC).isoformat(timespec="seconds")
         told = {**evidence(report, created), "export": command}
-        text = recipe_text(_kept(best, self._wish.bounds, self._host), told)
+        text = recipe_text(kept_recipe(best, self._wish.bounds, self._host), told)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text.encode())
         except OSError as error:
             raise ResourceError(
@@ -166,9 +168,13 @@ class Tuning:
         best = found.best()
         if output is None or best is None:
             return None
-        recipe = _kept(best, self._wish.bounds, self._host)
+        recipe = kept_recipe(best, self._wish.bounds, self._host)
         options = ExportOptions(source=self._wish.source, output=output, force=self._wish.force)
         return export(recipe.options(options), lambda phase, done, total: None)
+
+    def clean(self) -> None:
+        """Remove the artifacts of candidates, which can be exported again; what was measured is kept."""
+        shutil.rmtree(self._folder / "artifacts", ignore_errors=True)
 
     def _find_reference(self, path: Path, machine: MachineMeasurer) -> ReferenceFile:
         """Return the reference at ``path``, which is made where it is not given and not there."""
@@ -251,7 +257,7 @@ def _check_recipe(wish: Wish) -> None:
         raise UsageError(f"{path} is there already, and the recipe would go there; replace it with --force")
 
 
-def _kept(best: Standing, bounds: Bounds, host: Host) -> RecipeFile:
+def kept_recipe(best: Standing, bounds: Bounds, host: Host) -> RecipeFile:
     """Return the recipe to keep. Beyond its own limit, that is the bound that it was found within."""
     candidate: Candidate = best.candidate
     recipe = candidate.recipe
