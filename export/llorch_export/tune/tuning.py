@@ -134,7 +134,7 @@ class Tuning:
             memory_mib=wish.bounds.memory_mib,
             prefer=wish.prefer,
             seconds=time.monotonic() - self._started,
-            round_noise=found.usual_deviation(),
+            round_noise=found.round_noise(),
             tried=tried(found),
         )
 
