@@ -253,7 +253,11 @@ def _name(checkpoint: Checkpoint, work: Scenarios, host: Host, given: ReferenceH
 
 def _check_recipe(wish: Wish) -> None:
     path = wish.recipe_path
-    if path is not None and path.exists() and not wish.force:
+    if path is None or not path.exists():
+        return
+    if not path.is_file():
+        raise UsageError(f"{path} is no file, and the recipe would go there; choose another --output")
+    if not wish.force:
         raise UsageError(f"{path} is there already, and the recipe would go there; replace it with --force")
 
 
