@@ -68,8 +68,7 @@ def begun(service, content, **fields):
 
 
 def results(service, file_id):
-    _, opened = service.store.open_file(file_id, "")
-    with opened:
+    with service.store.open_file(file_id, "") as opened:
         return [json.loads(line) for line in opened]
 
 

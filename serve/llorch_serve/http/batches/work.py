@@ -6,7 +6,6 @@ with which a run that was broken off goes on, and at the end files of its owner'
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import logging
@@ -16,10 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
-from llorch_serve.batch.answering import Answerer, LineAnswer
+from llorch_serve.batch.answering import Answerer
 from llorch_serve.batch.header import Header, make_header, read_header
 from llorch_serve.batch.journal import Journal, open_journal
-from llorch_serve.batch.lines import BatchLine, LineForm
+from llorch_serve.batch.lines import LineForm
 from llorch_serve.batch.place import OutputPlace, hold_output
 from llorch_serve.batch.plan import BatchInputError, Plan, make_plan
 from llorch_serve.batch.records import failure_record
@@ -27,6 +26,7 @@ from llorch_serve.batch.run import Limits, run_batch
 from llorch_serve.batch.sources import JsonLinesSource
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.http.batches.places import Places, SharedAnswerer
 from llorch_serve.http.batches.records import BatchRecord, Counts, Fault, Status, TokenUsage
 from llorch_serve.http.batches.runner import BatchFaultError, Blocking
 from llorch_serve.http.batches.store import Store
@@ -41,23 +41,11 @@ MakeAnswerer = Callable[[BatchRecord, str], Answerer]
 """Makes what answers the lines of a batch; it is given the batch, and what ids of answers derive from."""
 
 
-class SharedAnswerer:
-    """Has lines of all batches share a number of places. places: those that are left."""
-
-    def __init__(self, answerer: Answerer, places: asyncio.Semaphore) -> None:
-        self._answerer = answerer
-        self._places = places
-
-    async def answer(self, line: BatchLine) -> LineAnswer:
-        """Answer one line, once it has a place."""
-        async with self._places:
-            return await self._answerer.answer(line)
-
-
 class BatchWork:
     """Implements :class:`llorch_serve.http.batches.runner.Work`.
 
-    fingerprint: returns that of the model that answers now. in_flight: most lines of all batches at once.
+    fingerprint: returns that of the model that answers now. in_flight: most answers to lines of all batches
+        that are made at once.
     """
 
     def __init__(
@@ -73,7 +61,7 @@ class BatchWork:
         self._make_answerer = make_answerer
         self._fingerprint = fingerprint
         self._in_flight = in_flight
-        self._places = asyncio.Semaphore(in_flight)
+        self._places = Places(in_flight)
 
     def check(self, batch: BatchRecord) -> int:
         """Return how many requests its input has. Blocks. Raises BatchFaultError, OSError."""
