@@ -9,6 +9,7 @@ import random
 import pytest
 
 from llorch_serve.http.batches.places import Places, answers_of
+from support.fakes.generator import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,9 @@ def test_places_of_those_who_leave_come_back_whenever_they_leave():
                 for _ in range(draw.randrange(3)):
                     await asyncio.sleep(0)
                 task.cancel()
-            await asyncio.wait(tasks)
-            async with asyncio.timeout(5), places.taken(4):
+            done, _ = await asyncio.wait(tasks, timeout=PATIENCE_S)
+            assert len(done) == len(tasks)
+            async with asyncio.timeout(PATIENCE_S), places.taken(4):
                 assert places._left == 0
             assert places._left == 4
 
