@@ -13,6 +13,7 @@
     │   └── UnreachableError        exit 7   no worker answers at the address
     ├── LoggedError                 exit 1   INTERNAL, an error id
     │   └── EngineStoppedError      exit 1   INTERNAL, the same error id for every request it ended
+    ├── StageEndedError             exit 1   INTERNAL; the engine stops after it
     ├── LibraryPanicError           exit 1   INTERNAL, an error id
     └── RequestError                         one request is refused; the worker goes on
         ├── InvalidRequestError     exit 2   INVALID_ARGUMENT, with every bad field
@@ -104,6 +105,10 @@ class LoggedError(LlorchError):
 
 class EngineStoppedError(LoggedError):
     """The engine of a worker met an error that it does not expect; nothing can be answered after it."""
+
+
+class StageEndedError(LlorchError):
+    """What runs a stage of the model has ended, and with it the keys and values of every sequence there."""
 
 
 class LibraryPanicError(LlorchError):
