@@ -80,9 +80,12 @@ def answers_of(body: bytes) -> int:
     try:
         found = _decode(body)
         prompts = 1
-        if memoryview(found.prompt)[:1] == b"[":
+        if memoryview(found.prompt)[:1].tobytes() == b"[":
             several = _decode_list(found.prompt)
-            if several and memoryview(several[0])[:1] in (b"[", b'"'):  # else it is one, as token ids
+            if several and memoryview(several[0])[:1].tobytes() in (
+                b"[",
+                b'"',
+            ):  # else it is one, as token ids
                 prompts = len(several)
     except NOT_JSON:
         return 1
