@@ -29,6 +29,21 @@ _UNITS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class StageChoice:
+    """Where the stages of a model that is cut into stages run.
+
+    devices: the number of each stage's device among those of the provider; empty: all on the provider's own.
+    processes: each stage in a process of its own on this machine, with its share of the cores.
+    lanes: groups of sequences whose calls are in different stages at once; None: as many as there are places
+        that work at the same time, the processes or the devices.
+    """
+
+    devices: tuple[int, ...] = ()
+    processes: bool = False
+    lanes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionConfig:
     """Runtime settings.
 
@@ -44,6 +59,7 @@ class SessionConfig:
     huge_pages: move the loaded weights into huge pages, which takes some seconds for a large model; None:
         where the system can.
     provider: what runs the graph.
+    stages: where its stages run, if it is cut into stages.
     """
 
     threads: int | None = None
@@ -55,6 +71,7 @@ class SessionConfig:
     batch_invariant: bool = False
     huge_pages: bool | None = False
     provider: ProviderChoice = field(default_factory=ProviderChoice)
+    stages: StageChoice = StageChoice()
 
 
 class CacheSharing(enum.Enum):

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal
 
 from llorch_serve.bench.energy import EnergyMeter
 from llorch_serve.bench.measure import Backend, Figures, StreamRecord, figures
 from llorch_serve.bench.schema import Better, Figure, OfflineTest, figure
 from llorch_serve.bench.workload import greedy_request
+from llorch_serve.engine.load import StageTimes
 from llorch_serve.engine.reuse import ROWS_LEFT, SHORTEST_REUSE
 from llorch_serve.errors import UnsupportedError, UsageError
 from llorch_serve.requests import GenerationRequest
@@ -34,7 +36,11 @@ QUANTITIES: Final[dict[str, tuple[str, Better]]] = {
     "itl_p99_ms": ("ms", "lower"),
     "joules_per_token": ("J", "lower"),
 }
-"""What a run can give: name, and its unit and better direction."""
+"""What a run can give: name, and its unit and better direction. Of a model that is cut into stages also how
+busy each was, see :func:`quantity`.
+"""
+
+_STAGE_BUSY: Final = "stage_{}_busy"
 
 _OF_WORK: Final[dict[Work, frozenset[str]]] = {
     "prefill": frozenset({"prefill_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "joules_per_token"}),
@@ -99,14 +105,21 @@ class Offline:
     prompt_ids: the text of every prompt, repeated as often as a test needs. The first token of each prompt is
         another
     one, so that none starts from what the cache holds of an earlier test.
+    stages: tells how long each stage has worked so far; of one graph, nothing.
     """
 
     def __init__(
-        self, backend: Backend, prompt_ids: Sequence[int], vocab_size: int, meter: EnergyMeter
+        self,
+        backend: Backend,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        meter: EnergyMeter,
+        stages: Callable[[], Sequence[StageTimes]] = tuple,
     ) -> None:
         self._backend = backend
         self._ids = prompt_ids
         self._meter = meter
+        self._stages = stages
         start = secrets.randbelow(vocab_size)
         self._first = (number % vocab_size for number in itertools.count(start))
 
@@ -122,10 +135,16 @@ class Offline:
         length = test.depth + test.prompt_tokens
         requests = [self._request(first, length, test.generated_tokens) for first in firsts]
         before = self._meter.read()
+        worked, began = self._stages(), time.perf_counter()
         records = self._backend.run(requests)
+        took = time.perf_counter() - began
         joules = self._meter.joules_since(before)
         _check_depth(test, records)
-        return _quantities(test, records, joules)
+        busy = zip(worked, self._stages(), strict=True)
+        shares = [100 * (after.busy_s - before_.busy_s) / took for before_, after in busy]
+        return _quantities(test, records, joules) | {
+            _STAGE_BUSY.format(number): share for number, share in enumerate(shares)
+        }
 
     def _request(self, first: int, length: int, max_tokens: int) -> GenerationRequest:
         ids = (first, *itertools.islice(itertools.cycle(self._ids), 1, length))
@@ -164,7 +183,14 @@ def speeds(found: Figures) -> dict[str, float]:
     }
 
 
+def quantity(name: str) -> tuple[str, Better | None]:
+    """Return the unit of what a run gives, and its better direction where there is one."""
+    if name in QUANTITIES:
+        return QUANTITIES[name]
+    return ("%", None)  # of the run's time that a stage was in calls; the busiest is the bottleneck
+
+
 def summarise(runs: Sequence[dict[str, float]]) -> dict[str, Figure]:
     """Return the figures of runs of one test, which have the same quantities."""
     names = runs[0] if runs else {}
-    return {name: figure([run[name] for run in runs], *QUANTITIES[name]) for name in names}
+    return {name: figure([run[name] for run in runs], *quantity(name)) for name in names}

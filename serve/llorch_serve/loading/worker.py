@@ -13,7 +13,7 @@ from llorch_serve.config import EngineConfig
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import UsageError
 from llorch_serve.foreign.model import ForeignModel
-from llorch_serve.loading.models import load_model, open_model
+from llorch_serve.loading.models import load_model, open_lanes, open_model
 from llorch_serve.providers.placement import describe_shares
 from llorch_serve.runtime.embedding_session import open_embedder
 from llorch_serve.runtime.opening import LoadReport
@@ -71,9 +71,15 @@ def _generating(
         tool_format=config.tool_format,
         reasoning_format=config.reasoning_format,
     )
-    session = open_model(model, config.session, report)
-    _check_able(config, session.capabilities, model.folder)
-    return Worker(model, session, prompts, config)
+    pipeline = open_lanes(model, config.session, report)
+    session = open_model(model, config.session, report) if pipeline is None else pipeline.sessions[0]
+    try:
+        _check_able(config, session.capabilities, model.folder)
+        return Worker(model, session, prompts, config, pipeline=pipeline)
+    except BaseException:
+        if pipeline is not None:
+            pipeline.close()
+        raise
 
 
 def notes(worker: AnyWorker) -> list[str]:
