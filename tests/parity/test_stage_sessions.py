@@ -94,8 +94,16 @@ def whole_session(artifact: Artifact, **options: Any) -> DecoderSession:
     return open_session(artifact, replace(CONFIG, **options), lambda _report: None)
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_stages_give_the_bits_of_one_graph(both: Both, *, processes: bool) -> None:
+def test_stages_give_the_bits_of_one_graph(both: Both) -> None:
+    check_stages(both, processes=False)
+
+
+@pytest.mark.parametrize("both", ["as by default"], indirect=True)
+def test_so_do_stages_in_processes_of_their_own(both: Both) -> None:
+    check_stages(both, processes=True)
+
+
+def check_stages(both: Both, *, processes: bool) -> None:
     whole, staged = both
     session = whole_session(whole)
     with opened(staged, processes=processes, lanes=1) as pipeline:
@@ -143,6 +151,7 @@ def test_lanes_share_the_weights_and_nothing_else(both: Both) -> None:
             check_same(calls(lane), expected)
 
 
+@pytest.mark.parametrize("both", ["as by default"], indirect=True)
 def test_a_stage_process_refuses_as_one_graph_does(both: Both, tmp_path: Path) -> None:
     broken = Artifact(tmp_path / "broken", both[1].manifest)
     shutil.copytree(both[1].folder, broken.folder)
