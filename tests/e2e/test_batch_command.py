@@ -86,10 +86,10 @@ def ids(path: Path) -> list[str]:
 def test_a_run_that_is_killed_twice_writes_the_bytes_of_one_that_never_was(tiny, many, whole, tmp_path):
     output = tmp_path / "out.jsonl"
     command = ("batch", many, output, tiny, "--ordered")
-    assert broken_off("killed", 40, output, *command).code == -signal.SIGKILL
+    assert broken_off("killed", 50_000, output, *command).code == -signal.SIGKILL
     first = output.read_bytes()
     assert not first.endswith(b"\n")  # killed while it wrote
-    assert broken_off("killed", 60, output, *command).code == -signal.SIGKILL
+    assert broken_off("killed", 120_000, output, *command).code == -signal.SIGKILL
     second = output.read_bytes()
     assert len(second) > len(first)
     outcome = llorch_here(*command, "--json")
@@ -112,7 +112,7 @@ def exact_worker(tiny: Path) -> Iterator[WorkerProcess]:
 def test_a_worker_answers_as_a_model_here_does(exact_worker: WorkerProcess, some, whole, tmp_path):
     output, unbroken = tmp_path / "out.jsonl", tmp_path / "unbroken.jsonl"
     there = ("--connect", exact_worker.address, "--ordered")
-    assert broken_off("killed", 10, output, "batch", some, output, *there).code == -signal.SIGKILL
+    assert broken_off("killed", 20_000, output, "batch", some, output, *there).code == -signal.SIGKILL
     outcome = llorch_here("batch", some, output, *there)
     assert outcome.code == 0
     assert "--strict-reuse" in outcome.stderr.splitlines()[0]  # how it was started cannot be seen from here
@@ -129,7 +129,7 @@ def choices(answers: bytes) -> list[Any]:
 def test_a_full_disk_leaves_whole_lines_and_says_how_to_go_on(tiny, some, tmp_path):
     output = tmp_path / "out.jsonl"
     command = ("batch", some, output, tiny, "--order", "longest")
-    full = broken_off("full", SOME * 250, output, *command)  # in which the plan has room
+    full = broken_off("full", 30_000, output, *command)  # in which the plan has room
     assert full.code == 6
     assert "run the same command again" in full.stderr.splitlines()[-1]
     assert "Traceback" not in full.stderr

@@ -9,7 +9,16 @@ import pytest
 
 from llorch_serve.http.unknown_fields import UnknownFields
 from support.fakes.generator import INFO
-from support.harness.batches import begin, chat_lines, client_of, front_of, results, send_file, wait_for
+from support.harness.batches import (
+    begin,
+    chat_lines,
+    client_of,
+    drain,
+    front_of,
+    results,
+    send_file,
+    wait_for,
+)
 from support.harness.http import fake_front, send
 
 pytestmark = pytest.mark.usefixtures("way_at_leisure")
@@ -209,6 +218,8 @@ def test_a_batch_goes_on_after_a_restart_with_what_is_left(tmp_path):
         generator.wait_for(lambda g: len(g.submitted) == 4)
         waiting = begin(client, chat_lines(2))
         wait_for(client, waiting.id, {"in_progress"})
+        drain(front)
+        assert not generator.live_ids
     with front_of(tmp_path) as (front, again), client_of(front.port) as client:
         ended = wait_for(client, begun.id)
         assert (ended.status, ended.metadata) == ("completed", {"k": "v"})
@@ -228,6 +239,7 @@ def test_what_a_batch_has_not_answered_in_time_expires(tmp_path):
         generator.wait_for(lambda g: len(g.live_ids) == 1)
         generator.step(3)
         generator.wait_for(lambda g: len(g.submitted) == 2)
+        drain(front)
     record = tmp_path / "batches" / f"{begun.id}.json"
     written = json.loads(record.read_text())
     record.write_text(json.dumps(written | {"created_at": written["created_at"] - 3600}))

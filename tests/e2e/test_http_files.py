@@ -183,7 +183,7 @@ def test_no_path_of_a_request_touches_the_disk(served):
         (form(f"--{BOUNDARY}\r\nA: ".encode() + b"b" * 9000 + b"\r\n\r\nx\r\n"), None, "no multipart form"),
     ],
 )
-def test_a_form_that_is_none_is_refused_and_leaves_nothing(served, body, field, words):
+def test_a_form_that_is_none_is_refused_and_leaves_nothing(served, caplog, body, field, words):
     front, folder, _ = served
     before = left(folder)
     answer = post(front, body)
@@ -192,6 +192,7 @@ def test_a_form_that_is_none_is_refused_and_leaves_nothing(served, body, field, 
     assert error["param"] == field
     assert words in error["message"]
     assert left(folder) == before
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llorch_serve.artifact.lock import BeingWrittenError
-from llorch_serve.batch import appending
+from llorch_serve.batch import appending, in_order, sources
 from llorch_serve.batch.appending import AppendedFile
 from llorch_serve.batch.lines import LineForm
 from llorch_serve.batch.place import hold_output
 from llorch_serve.errors import ArtifactError, LlorchError, ResourceError, UsageError
 from support.fakes.batch import FakeAnswerer, opened, run
 
-FULL = OSError(errno.ENOSPC, "No space left on device")
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture
@@ -114,6 +117,22 @@ def test_a_link_is_no_second_output(source: Path, output: Path) -> None:
     assert run(source, output).answered_before == 20
     with hold_output(output), pytest.raises(BeingWrittenError), hold_output(link):
         pass
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.errors.jsonl", "out.jsonl.run.json", ".out.jsonl.work"])
+def test_links_beside_the_output_are_not_followed(source: Path, output: Path, name: str) -> None:
+    output.with_name(name).symlink_to(output.with_name("elsewhere"))
+    with pytest.raises(UsageError, match=f"{name} is a link, and a file or folder of that name is needed"):
+        run(source, output)
+    assert not output.with_name("elsewhere").exists()
+
+
+def test_what_a_killed_run_left_goes_with_the_next(source: Path, output: Path) -> None:
+    work = output.with_name(".out.jsonl.work")
+    work.mkdir()
+    (work / "lines.sqlite3").write_bytes(b"torn")
+    assert run(source, output).answered == 20
+    assert not work.exists()
 
 
 def test_only_one_run_writes(source: Path, output: Path) -> None:
@@ -215,7 +234,7 @@ def test_a_full_disk_leaves_whole_lines_and_is_gone_on_from(
         nonlocal written
         fits = min(len(data), room - written)
         if not fits:
-            raise FULL
+            raise no_space()
         written += fits
         return real(handle, data[:fits])
 
@@ -260,7 +279,7 @@ def test_a_disk_that_is_full_when_it_is_flushed_is_told(
     source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_handle: int) -> None:
-        raise FULL
+        raise no_space()
 
     with opened(source, output) as (_, journal):
         monkeypatch.setattr(appending.os, "fsync", full)
@@ -277,6 +296,52 @@ def test_whatever_follows_the_last_line_is_cut(tmp_path: Path, whole: bytes, siz
     file.append(b"new\n")
     file.close()
     assert path.read_bytes() == whole + b"new\n"
+
+
+def test_no_room_for_the_plan_is_told(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sqlite3.connect
+
+    def small(*arguments: object, **how: object) -> sqlite3.Connection:
+        table: sqlite3.Connection = real(*arguments, **how)  # type: ignore[call-overload]
+        table.execute("PRAGMA max_page_count=2")
+        return table
+
+    source.write_text("".join(json.dumps({"prompt": str(n)}) + "\n" for n in range(2000)))
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", small)
+        with pytest.raises(ResourceError, match=r"cannot be kept in .*\.work \(database or disk is full\)"):
+            run(source, output)
+    assert list(output.parent.iterdir()) == [source]
+
+
+def test_no_room_to_put_lines_in_order_keeps_them(
+    source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(source, output, ordered=True)
+    whole = output.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    mixed = b"".join([lines[3], *lines[:3], *lines[4:]])
+    output.write_bytes(mixed)
+
+    def full(*_: object) -> None:
+        raise no_space()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(in_order, "_copy", full)
+        with pytest.raises(ResourceError, match="has all lines, and there is no room to put them into"):
+            run(source, output, ordered=True)
+    assert output.read_bytes() == mixed
+    run(source, output, ordered=True)
+    assert output.read_bytes() == whole
+
+
+def test_an_answer_may_be_longer_than_any_line(
+    source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 100)
+    run(source, output)
+    assert max(map(len, output.read_bytes().splitlines())) > 102
+    assert run(source, output).answered_before == 20
 
 
 def test_a_folder_that_is_not_there_is_told(source: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llorch_serve.batch import run as batch_run
 from llorch_serve.batch.answering import LineAnswer, Usage
 from llorch_serve.batch.lines import BatchLine
 from llorch_serve.batch.plan import ORDERED_BLOCK, Order
@@ -129,9 +130,9 @@ def test_a_bug_of_the_answerer_is_not_hidden(tmp_path: Path, source: Path) -> No
     assert run(source, tmp_path / "out.jsonl").is_complete
 
 
-@pytest.mark.parametrize(("most", "at_once"), [(None, 10), (30, 3), (1, 1)])
+@pytest.mark.parametrize(("most", "at_once"), [(None, 10), (100, 3), (1, 1)])
 def test_tokens_bound_what_is_in_flight(tmp_path: Path, most: int | None, at_once: int) -> None:
-    lines = (chat(f"q-{n}", "x" * 16, max_tokens=5) for n in range(40))
+    lines = (chat(f"q-{n}", "x", max_tokens=10) for n in range(10, 50))  # 30 tokens each, by estimate
     answerer = FakeAnswerer(turns=lambda _: 3)
     limits = Limits(lines_in_flight=10, tokens_in_flight=most)
     run(write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl", answerer, limits=limits)
@@ -221,3 +222,16 @@ def test_ids_depend_on_the_run_and_the_line_alone(tmp_path: Path, source: Path) 
     ids = {name: {one["custom_id"]: one["id"] for one in read(tmp_path / name)} for name in "abc"}
     assert ids["a"] == ids["b"]
     assert len(set(ids["a"].values()) | set(ids["c"].values())) == 120
+
+
+@pytest.mark.parametrize("most", [0, 500, 3000])
+def test_answers_too_big_to_wait_are_put_in_order_at_the_end(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    failing = {"q-3": 400, "q-4": 404, "q-40": 500}
+    run(source, tmp_path / "a.jsonl", FakeAnswerer(statuses=failing), ordered=True, clock=FakeClock())
+    monkeypatch.setattr(batch_run, "_EARLY_BYTES", most)
+    slow_first = FakeAnswerer(turns=lambda line: 200 if line.number % 20 == 1 else 0, statuses=failing)
+    run(source, tmp_path / "b.jsonl", slow_first, ordered=True, clock=FakeClock())
+    for name in (".jsonl", ".jsonl.errors.jsonl"):
+        assert (tmp_path / f"b{name}").read_bytes() == (tmp_path / f"a{name}").read_bytes()

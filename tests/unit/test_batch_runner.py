@@ -215,3 +215,15 @@ async def test_results_without_room_fail_the_batch(tmp_path):
         await until(lambda: status_of(service, batch) is Status.FAILED)
         assert service.store.batch(batch.id, "").faults[0].code == "quota_exceeded"
         service.store.check_room("", 900)  # they count no more
+
+
+@on_loop
+async def test_a_stop_is_heard_whatever_comes_with_it(tmp_path):
+    for turns in range(20):
+        work = PlayedWork()
+        async with asyncio.timeout(PATIENCE_S), served(tmp_path / str(turns), work) as service:
+            begun(service)
+            await until(lambda: work.running)  # noqa: B023 - at once
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            service.look()

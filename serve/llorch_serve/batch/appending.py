@@ -12,7 +12,7 @@ from typing import Final
 from llorch_serve.errors import ResourceError, UsageError
 
 _CHUNK: Final = 64 * 1024
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that say there is no room
 
 
 class AppendedFile:
@@ -52,7 +52,7 @@ class AppendedFile:
             whole = lines.rfind(b"\n", 0, written) + 1
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 self.cut(self.size + whole)
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise self._no_room(error) from error
             raise
         self.size += len(lines)
@@ -62,7 +62,7 @@ class AppendedFile:
         try:
             os.fsync(self._handle)
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise self._no_room(error) from error
             raise
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from llorch_serve.batch.appending import FULL
+from llorch_serve.errors import ResourceError
 from llorch_serve.files.durable import flush_folder
 
 
@@ -17,7 +19,7 @@ def put_in_order(path: Path, lines: Iterable[tuple[int, int, int]], folder: Path
 
     lines: rank, place and size in bytes of each. folder: on the same disk, for a table of them and the new
     file.
-    Raises OSError.
+    Raises ResourceError if there is no room, OSError.
     """
     unfinished = folder / "in-order"
     with contextlib.closing(sqlite3.connect(folder / "in-order.sqlite3", isolation_level=None)) as table:
@@ -36,9 +38,12 @@ def put_in_order(path: Path, lines: Iterable[tuple[int, int, int]], folder: Path
                 os.fsync(file.fileno())
             unfinished.chmod(path.stat().st_mode & 0o777)
             unfinished.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
-                unfinished.unlink(missing_ok=True)
+        except OSError as error:
+            if error.errno in FULL:
+                raise ResourceError(
+                    f"{path} has all lines, and there is no room to put them into the input's order "
+                    f"({error.strerror}): make room for the file once more and run the same command again"
+                ) from error
             raise
     flush_folder(path.parent)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from llorch_serve.batch.appending import AppendedFile
-from llorch_serve.batch.header import Header, header_path, read_header, refuse_mismatch, write_header
+from llorch_serve.batch.header import Header, read_header, refuse_mismatch, write_header
 from llorch_serve.batch.in_order import put_in_order
 from llorch_serve.batch.place import OutputPlace
 from llorch_serve.batch.plan import Plan
 from llorch_serve.batch.records import Record
-from llorch_serve.batch.sources import whole_lines
+from llorch_serve.batch.sources import MAX_ANSWER_BYTES, whole_lines
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.files.durable import flush_folder
 from llorch_serve.files.json_errors import NOT_JSON
@@ -91,7 +91,7 @@ class Journal:
         """Yield place and size of each line of a file, and the number of the line that it answers."""
         place = 0
         with path.open("rb") as lines:
-            for raw in whole_lines(lines):
+            for raw in whole_lines(lines, most=MAX_ANSWER_BYTES):
                 if isinstance(raw, int):
                     raise _changed(path, place, "it is longer than any answer")
                 try:
@@ -167,7 +167,7 @@ def _refuse_strange(place: OutputPlace) -> None:
     for path in (place.output, place.errors):
         if path.exists() and (not path.is_file() or path.stat().st_size):
             raise UsageError(
-                f"{path} is there already and no batch wrote it, as {header_path(place.output).name} is "
+                f"{path} is there already and no batch wrote it, as {place.header.name} is "
                 "missing; choose another output, or remove it"
             )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llorch_serve.artifact.lock import exclusive
+from llorch_serve.batch.header import header_path
 from llorch_serve.errors import UsageError
 
 
@@ -25,6 +26,11 @@ class OutputPlace:
         return self.output.with_name(f"{self.output.name}.errors.jsonl")
 
     @property
+    def header(self) -> Path:
+        """Where it is kept what both were made from."""
+        return header_path(self.output)
+
+    @property
     def work_folder(self) -> Path:
         """For what a run needs meanwhile: empty when it begins, and gone when it has ended."""
         return self.output.with_name(f".{self.output.name}.work")
@@ -36,6 +42,9 @@ def hold_output(output: Path) -> Iterator[OutputPlace]:
     place = OutputPlace(Path(os.path.realpath(output)))  # a link is no second output
     if not place.output.parent.is_dir():
         raise UsageError(f"{place.output.parent} is no folder; make it first, or choose another output")
+    for path in (place.errors, place.header, place.work_folder):
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link, and a file or folder of that name is needed; remove it")
     with exclusive(place.output, "batch", "output"):
         shutil.rmtree(place.work_folder, ignore_errors=True)  # of a run that was killed
         place.work_folder.mkdir()

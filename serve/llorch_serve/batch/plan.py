@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from llorch_serve.batch.lines import MAX_LINE_BYTES, BadLineError, BatchLine, LineForm, UnreadableLineError
-from llorch_serve.batch.prefixes import look, prefix_key
+from llorch_serve.batch.prefixes import beginning_of, look, prefix_key
 from llorch_serve.batch.sources import RawLine, Source
-from llorch_serve.errors import UsageError
+from llorch_serve.errors import ResourceError, UsageError
 
 ORDERED_BLOCK: Final = 1000  # lines among which an order of work may choose, where answers keep the file's
 _AT_ONCE: Final = 1000  # rows that are written together
@@ -151,7 +151,7 @@ class Plan:
             if outlook.is_stream:
                 problem = "asks for a stream, and an answer in a file is whole; leave stream out"
             if self._order is Order.PREFIX:
-                prefix = prefix_key(outlook.beginning)
+                prefix = prefix_key(beginning_of(line.body))
         except BadLineError as error:
             custom_id, problem = error.custom_id, str(error)
         self.counts.lines += 1
@@ -257,14 +257,21 @@ def make_plan(source: Source, form: LineForm, folder: Path, order: Order = Order
     """Read the whole input and plan it.
 
     folder: an empty one, where the table lies meanwhile: about 100 bytes a line.
-    Raises BatchInputError where lines cannot be told apart, UsageError, OSError.
+    Raises BatchInputError where lines cannot be told apart, ResourceError where there is no room for the
+    table, UsageError, OSError.
     """
-    plan = Plan(source, form, folder, order)
     try:
-        plan.fill()
-        yield plan
-    finally:
-        plan.close()
+        plan = Plan(source, form, folder, order)
+        try:
+            plan.fill()
+            yield plan
+        finally:
+            plan.close()
+    except sqlite3.OperationalError as error:
+        raise ResourceError(
+            f"the plan of the batch cannot be kept in {folder} ({error}); make room there and in the folder "
+            "for temporary files, and run the same command again"
+        ) from error
 
 
 def hash_id(custom_id: str) -> bytes:

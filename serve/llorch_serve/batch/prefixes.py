@@ -6,7 +6,6 @@ Both are for the order of work alone. A body that nobody understands has a lengt
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ _BYTES_PER_TOKEN: Final = 4  # of usual tokenizers and usual text
 _USUAL_ANSWER: Final = 256  # tokens, where a line does not say how many at most
 _MOST_TOKENS: Final = 2**31
 _HASH_BYTES: Final = 3
+_NAMES: Final = ("role", "content", "text", "tool_calls", "function", "name", "arguments", "output")
 
 
 def _ends() -> tuple[int, ...]:
@@ -33,48 +33,62 @@ def _ends() -> tuple[int, ...]:
 ENDS: Final = _ends()
 
 
-class _Looked(msgspec.Struct):
+class _Limits(msgspec.Struct):
     stream: Any = None
-    tools: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-    instructions: Any = None
-    messages: Any = None
-    prompt: Any = None
-    input: Any = None
     n: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
 
 
-_decode = msgspec.json.Decoder(_Looked).decode
+class _Beginning(msgspec.Struct):
+    tools: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    instructions: Any = None
+    messages: Any = None
+    prompt: Any = None
+    input: Any = None
+
+
+_decode_limits = msgspec.json.Decoder(_Limits).decode
+_decode_beginning = msgspec.json.Decoder(_Beginning).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """What a body promises.
 
-    tokens: of prompt and answer together, by estimate.
-    beginning: the text that the model sees first, in UTF-8.
-    is_stream: it asks for an answer in pieces.
+    tokens: of prompt and answer together, by estimate. is_stream: it asks for an answer in pieces.
     """
 
     tokens: int
-    beginning: bytes
     is_stream: bool
 
 
 def look(body: bytes) -> Outlook:
     """Return what a body promises."""
     try:
-        found = _decode(body)
-        beginning = "\n".join(_texts(found)).encode("utf-8", "replace")
+        found = _decode_limits(body)
     except NOT_JSON:
-        return Outlook(len(body) // _BYTES_PER_TOKEN, b"", is_stream=False)
+        found = _Limits()
     limits = (found.max_completion_tokens, found.max_tokens, found.max_output_tokens)
     most = next((limit for limit in limits if _is_count(limit)), _USUAL_ANSWER)
     answers = found.n if _is_count(found.n) else 1
-    tokens = len(beginning) // _BYTES_PER_TOKEN + most * answers
-    return Outlook(min(tokens, _MOST_TOKENS), beginning, is_stream=found.stream is True)
+    tokens = len(body) // _BYTES_PER_TOKEN + most * answers
+    return Outlook(min(tokens, _MOST_TOKENS), is_stream=found.stream is True)
+
+
+def beginning_of(body: bytes) -> bytes:
+    """Return the text that the model sees first, in UTF-8; nothing where there is none."""
+    texts: list[str] = []
+    try:
+        found = _decode_beginning(body)
+        if tools := bytes(found.tools):
+            texts.append(tools.decode("utf-8", "replace"))
+        for value in (found.instructions, found.messages, found.prompt, found.input):
+            _add_texts(value, texts)
+    except NOT_JSON:
+        return b""
+    return "\n".join(texts).encode("utf-8", "replace")
 
 
 def prefix_key(beginning: bytes) -> bytes:
@@ -98,22 +112,15 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
 
 
-def _texts(found: _Looked) -> Iterator[str]:
-    """Yield the texts of a body in the order in which a model sees them."""
-    if tools := bytes(found.tools):
-        yield tools.decode("utf-8", "replace")
-    for value in (found.instructions, found.messages, found.prompt, found.input):
-        yield from _texts_in(value)
-
-
-def _texts_in(value: Any) -> Iterator[str]:
+def _add_texts(value: Any, texts: list[str]) -> None:
     if isinstance(value, str):
-        yield value
+        texts.append(value)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts_in(item)
+            _add_texts(item, texts)
     elif isinstance(value, dict):
-        for name in ("role", "content", "text", "tool_calls", "arguments", "output"):
-            yield from _texts_in(value.get(name))
+        for name in _NAMES:
+            if name in value:
+                _add_texts(value[name], texts)
     elif isinstance(value, int):
-        yield str(value)
+        texts.append(str(value))

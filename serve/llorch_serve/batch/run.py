@@ -18,12 +18,14 @@ from llorch_serve.batch.journal import Journal
 from llorch_serve.batch.lines import BatchLine
 from llorch_serve.batch.plan import ORDERED_BLOCK, Plan, PlannedLine
 from llorch_serve.batch.records import Record, answer_record, failure_record
+from llorch_serve.batch.reordered import Reordered
 from llorch_serve.batch.retries import Clock, PatientAnswerer
 from llorch_serve.batch.summary import Summary
 from llorch_serve.batch.window import Window
 
 _READ_AHEAD: Final = 64  # lines
 _READ_AHEAD_BYTES: Final = 16 * 2**20
+_EARLY_BYTES: Final = 64 * 2**20  # of answers that wait for lines before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,7 @@ class _Run:
         self._files = files
         self._clock = clock
         self._window = Window(limits.lines_in_flight, limits.tokens_in_flight, 2 * ORDERED_BLOCK)
-        self._early: dict[int, _Finished] = {}  # by turn: what waits for lines before it
-        self._next_turn = 0
+        self._in_order: Reordered[_Finished] = Reordered(_EARLY_BYTES)
         self._ready: list[_Finished] = []  # to be written, in this order
         self._writing: list[_Finished] = []
         self._is_over = False  # all lines are answered
@@ -165,10 +166,7 @@ class _Run:
         if not self._journal.header.ordered:
             self._ready.append(finished)
         else:
-            self._early[finished.planned.turn] = finished
-            while one := self._early.pop(self._next_turn, None):
-                self._ready.append(one)
-                self._next_turn += 1
+            self._ready += self._in_order.put(finished.planned.turn, finished, len(finished.record.data))
         if self._ready:
             self._news.set()
 

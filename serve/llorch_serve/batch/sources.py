@@ -13,6 +13,7 @@ from typing import BinaryIO, Final, Protocol
 from llorch_serve.batch.lines import MAX_LINE_BYTES
 from llorch_serve.errors import UsageError
 
+MAX_ANSWER_BYTES: Final = 2**30  # of a line of output: vectors of thousands of texts are an answer, too
 _CHUNK: Final = 2**20
 _OTHER_ENCODINGS: Final = {
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -93,7 +94,7 @@ class JsonLinesSource:
         self._file.seek(0)
         digest.update(self._file.read(self._begin))
         place = self._begin
-        for number, raw in enumerate(whole_lines(self._file, digest), 1):
+        for number, raw in enumerate(whole_lines(self._file, digest, most=MAX_LINE_BYTES), 1):
             if isinstance(raw, int):
                 yield RawLine(number, place, raw, None)
                 place += raw
@@ -125,15 +126,15 @@ class Digest(Protocol):
         """See some more."""
 
 
-def whole_lines(file: BinaryIO, digest: Digest | None = None) -> Iterator[bytes | int]:
-    """Yield each line with its end; for one longer than MAX_LINE_BYTES its length, none of it held.
+def whole_lines(file: BinaryIO, digest: Digest | None = None, *, most: int) -> Iterator[bytes | int]:
+    """Yield each line with its end; for one that is longer than ``most`` its length, none of it held.
 
     digest: sees all bytes.
     """
-    while raw := file.readline(MAX_LINE_BYTES + 2):
+    while raw := file.readline(most + 2):
         if digest:
             digest.update(raw)
-        if raw.endswith(b"\n") or len(raw) < MAX_LINE_BYTES + 2:
+        if raw.endswith(b"\n") or len(raw) < most + 2:
             yield raw
             continue
         size = len(raw)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from llorch_serve.batch.lines import MAX_LINE_BYTES
-from llorch_serve.batch.sources import RawLine, whole_lines
+from llorch_serve.batch.sources import MAX_ANSWER_BYTES, RawLine, whole_lines
 from llorch_serve.errors import ProviderError, UsageError
+from llorch_serve.files.durable import flush_folder
 from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.files.text import encode_json
 
@@ -106,7 +108,10 @@ def write_parquet(journal: Path, failures: Path, output: Path) -> None:
             rows = itertools.chain(_answers(journal), _answers(failures))
             while some := list(itertools.islice(rows, _ROWS)):
                 writer.write_batch(pyarrow.RecordBatch.from_pylist(some, schema=schema), row_group_size=_ROWS)
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
         unfinished.replace(output)
+        flush_folder(output.parent)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             unfinished.unlink(missing_ok=True)
@@ -115,7 +120,7 @@ def write_parquet(journal: Path, failures: Path, output: Path) -> None:
 
 def _answers(path: Path) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        for raw in whole_lines(file):
+        for raw in whole_lines(file, most=MAX_ANSWER_BYTES):
             assert isinstance(raw, bytes)
             line = msgspec.json.decode(raw)
             response = line["response"] or {}

@@ -50,8 +50,8 @@ def command(
         Path,
         typer.Argument(
             metavar="OUT",
-            help="Answers: JSON Lines. Failures go to OUT.errors.jsonl; OUT.run.json says what both were made "
-            "from. OUT.parquet is made of OUT.parquet.jsonl when all is done.",
+            help="Answers: JSON Lines. Failures go to OUT.errors.jsonl; OUT.run.json says what both were "
+            "made from. OUT.parquet is made of OUT.parquet.jsonl when all is done.",
         ),
     ],
     model: ModelFlags,

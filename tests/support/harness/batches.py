@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Collection
@@ -54,6 +55,15 @@ def begin(client: openai.OpenAI, content: bytes, **how: Any) -> Any:
     """Send a file and begin its batch."""
     asked = {"endpoint": CHAT, "completion_window": "24h"} | how
     return client.batches.create(input_file_id=send_file(client, content), **asked)
+
+
+def drain(front: RunningFront) -> None:
+    """Have a front do what a signal to stop has it do."""
+
+    async def drained() -> None:
+        await front.fronts.drain(asyncio.Event())
+
+    front.on_loop(drained())
 
 
 def until(happened: Callable[[], object]) -> None:

@@ -1,8 +1,8 @@
 """Runs ``llorch`` in a process that breaks off while it writes a file: ``python -m support.harness.broken_off
-HOW COUNT PATH ARGUMENTS``.
+HOW SIZE PATH ARGUMENTS``.
 
-HOW ``killed``: the process kills itself in the middle of the write to PATH before which COUNT were made.
-``full``: no file may grow beyond COUNT bytes, as on a disk that is full.
+HOW ``killed``: the process kills itself when PATH grows beyond SIZE bytes, with a part of a line written.
+``full``: no file may grow beyond SIZE bytes, as on a disk that is full.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from llorch_serve import cli
 from support.harness.processes import PATIENCE_S, Outcome, environment, with_scripts
 
 
-def broken_off(how: Literal["killed", "full"], count: int, path: Path, *arguments: object) -> Outcome:
+def broken_off(how: Literal["killed", "full"], size: int, path: Path, *arguments: object) -> Outcome:
     """Run a command that ends so."""
-    words = [sys.executable, "-m", __name__, how, count, path, *arguments]
+    words = [sys.executable, "-m", __name__, how, size, path, *arguments]
     result = subprocess.run(
         list(map(str, words)),
         capture_output=True,
@@ -34,28 +34,28 @@ def broken_off(how: Literal["killed", "full"], count: int, path: Path, *argument
     return Outcome(result.returncode, result.stdout, result.stderr)
 
 
-def _kill_in_write(count: int, path: Path) -> None:
-    write, left = os.write, count
+def _kill_in_write(size: int, path: Path) -> None:
+    write = os.write
 
     def write_or_die(handle: int, data: bytes) -> int:
-        nonlocal left
-        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
-            left -= 1
-            if left < 0:
-                write(handle, data[: len(data) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-        return write(handle, data)
+        found = os.fstat(handle)
+        room = size - found.st_size
+        if len(data) <= room or not path.exists() or not os.path.samestat(found, path.stat()):
+            return write(handle, data)
+        write(handle, data[: max(1, room)].rstrip(b"\n"))
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a killed process went on")
 
     os.write = write_or_die
 
 
 def main() -> None:
     """Read the arguments, arrange the end, and run the command."""
-    how, count, path, *arguments = sys.argv[1:]
+    how, size, path, *arguments = sys.argv[1:]
     if how == "killed":
-        _kill_in_write(int(count), Path(path))
+        _kill_in_write(int(size), Path(path))
     else:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(count), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), resource.RLIM_INFINITY))
     sys.argv = ["llorch", *arguments]
     cli.main()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, BinaryIO, Final
 
@@ -28,6 +29,8 @@ from llorch_serve.http.unknown_fields import UnknownFields
 
 MOST_UPLOADS: Final = 8
 """At once, of all callers."""
+MOST_UPLOADS_EACH: Final = 4
+"""At once, of one caller."""
 PIECE_TIMEOUT_S: Final = 30.0
 """Between two pieces of a body."""
 MIN_BYTES_PER_S: Final = 16 * 2**10
@@ -49,7 +52,7 @@ class FileRoutes:
         self._origins = origins
         self._unknown = unknown
         self._told = IgnoredFields()
-        self._uploads = 0
+        self._uploads: Counter[str] = Counter()  # that are under way, by owner
 
     async def all(self, request: Request) -> Response:
         """/v1/files: GET the list, or POST a file."""
@@ -89,23 +92,29 @@ class FileRoutes:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > MAX_FILE_BYTES + MAX_FORM_BYTES:
             raise too_large()
-        if self._uploads >= MOST_UPLOADS:
-            raise QueueFullError(
-                f"{MOST_UPLOADS} files are being sent, the most; try again", retry_after_s=1.0
-            )
-        self._uploads += 1
+        owner = owner_of(request)
+        if self._uploads.total() >= MOST_UPLOADS or self._uploads[owner] >= MOST_UPLOADS_EACH:
+            found = f"{self._uploads[owner]} files of yours and {self._uploads.total()} in all are being sent"
+            most = f"the most are {MOST_UPLOADS_EACH} and {MOST_UPLOADS}"
+            raise QueueFullError(f"{found}, {most}; try again", retry_after_s=1.0)
+        self._uploads[owner] += 1
         try:
             with self._service.call():
                 return json_response(await self._receive(request))
         finally:
-            self._uploads -= 1
+            self._uploads[owner] -= 1
+            self._uploads += Counter()  # forgets those that have none
 
     async def _receive(self, request: Request) -> dict[str, Any]:
         """Take a body to its end; return the file that it has become."""
         ignore = self._unknown is UnknownFields.IGNORE
+        declared = request.headers.get("content-length", "")
         kind = request.headers.get("content-type", "")
         asked = self._batches.asked
-        upload = await asked(lambda: Upload(self._store, owner_of(request), kind, ignore_unknown=ignore))
+        owner = owner_of(request)
+        if declared.isdecimal():  # a refusal now spares its bytes
+            await asked(lambda: self._store.check_room(owner, max(0, int(declared) - MAX_FORM_BYTES)))
+        upload = await asked(lambda: Upload(self._store, owner, kind, ignore_unknown=ignore))
         try:
             async for piece in _joined(request):
                 await asked(functools.partial(upload.write, piece))

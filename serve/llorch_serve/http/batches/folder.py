@@ -131,6 +131,8 @@ class BatchFolder:
     def work(self, batch_id: str) -> Path:
         """Return the folder in which a batch is worked on."""
         place = self._path / _WORK / batch_id
+        if place.is_symlink():  # it would be followed
+            place.unlink()
         place.mkdir(exist_ok=True, mode=0o700)
         return place
 

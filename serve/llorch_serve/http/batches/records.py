@@ -172,7 +172,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
             "expires_at": self.expires_at,
             **began,
             "request_counts": msgspec.to_builtins(self.counts),
-            "usage": self.usage.document(),
+            "usage": self.usage.document() if self.has_ended else None,
             "metadata": self.metadata,
         }
 

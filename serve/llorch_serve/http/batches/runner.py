@@ -117,8 +117,10 @@ class BatchRunner:
             live = await self._blocking(self._store.live_batches)
             for batch in live:
                 self._attend(batch)
+            # Python 3.11's wait_for forgets that it is cancelled where what it waits for comes just then.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), LOOK_S if live else None)
+                async with asyncio.timeout(LOOK_S if live else None):
+                    await self._changed.wait()
 
     def _attend(self, batch: BatchRecord) -> None:
         """Start what a batch needs next, if it can be now."""
@@ -147,20 +149,29 @@ class BatchRunner:
     async def _guarded(self, batch: BatchRecord, work: Coroutine[Any, Any, None]) -> None:
         """Do what a batch needs next. What another try may mend is tried again; the rest fails the batch."""
         try:
-            await work
+            await self._attempt(batch, work)
         except (OSError, ResourceError, BatchStoppedError) as error:
-            logger.error("%s cannot go on, and is tried again in %g s: %s", batch.id, RETRY_S, error)
+            # The last kind quotes a refusal, which may quote the request.
+            found = "no worker answers" if isinstance(error, BatchStoppedError) else error
+            logger.error("%s cannot go on, and is tried again in %g s: %s", batch.id, RETRY_S, found)
             await asyncio.sleep(RETRY_S)
-        except Exception as error:
-            error_id = secrets.token_hex(4)
-            logger.error("%s failed, error id %s", batch.id, error_id, exc_info=error)
-            message = f"internal error; the worker's log says more under error id {error_id}"
-            await self._fail(batch, Fault("internal_error", message))
         finally:
             for kept in (self._tasks, self._owners):
                 kept.pop(batch.id, None)
             self._cancelled.discard(batch.id)
             self.look()
+
+    async def _attempt(self, batch: BatchRecord, work: Coroutine[Any, Any, None]) -> None:
+        """Do what a batch needs next; a bug ends it."""
+        try:
+            await work
+        except (OSError, ResourceError, BatchStoppedError):
+            raise
+        except Exception as error:
+            error_id = secrets.token_hex(4)
+            logger.error("%s failed, error id %s", batch.id, error_id, exc_info=error)
+            message = f"internal error; the worker's log says more under error id {error_id}"
+            await self._fail(batch, Fault("internal_error", message))
 
     async def _check(self, batch: BatchRecord) -> None:
         """Bring a batch from validating to in progress, or to failed."""
@@ -181,6 +192,7 @@ class BatchRunner:
         live = frozenset(Status) - ENDED
         await self._blocking(lambda: self._store.move(batch.id, Status.FAILED, live, faults=faults))
         await self._blocking(lambda: self._store.tidy(batch))
+        self._progress.pop(batch.id, None)
 
     async def _run(self, batch: BatchRecord) -> None:
         """Run a batch to its end, of whatever kind."""

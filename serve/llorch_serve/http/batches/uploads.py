@@ -6,6 +6,7 @@ holds a piece at a time, and the small fields. Methods block on the disk and may
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from typing import Final
@@ -32,6 +33,8 @@ FORM: Final = ("file", "purpose", "expires_after[anchor]", "expires_after[second
 """The fields of the form."""
 
 _FILE, *_FIELDS = FORM
+_SILENT: Final = logging.Logger("forms", logging.CRITICAL)
+"""For the library, which warns the log of every bad byte: whoever sends it is told."""
 _MOST_NAME_CHARS: Final = 255
 _MOST_VALUE_BYTES: Final = 1024
 _MOST_PARTS: Final = 16
@@ -114,7 +117,7 @@ class Upload:
         if not boundary:
             raise _no_form("Content-Type names no boundary")
         try:
-            return MultipartParser(
+            parser = MultipartParser(
                 boundary,
                 {
                     "on_part_begin": self._begin_part,
@@ -128,6 +131,8 @@ class Upload:
             )
         except FormParserError as error:
             raise _no_form(f"Content-Type is no form's ({error})") from error
+        parser.logger = _SILENT
+        return parser
 
     def _begin_part(self) -> None:
         self._parts += 1
