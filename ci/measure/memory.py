@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.files.cache import cache_folder
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
 from support.harness.processes import serving
@@ -70,7 +71,8 @@ def held(pid: int, models: Sequence[Path]) -> Held:
 @contextlib.contextmanager
 def worker(folder: Path, flags: Sequence[str]) -> Iterator[int]:
     """Run ``llorch serve`` with one slot, from its first answer on; give its process."""
-    with serving(folder, "--slots", 1, "--max-context", CONTEXT, *flags) as process:
+    cache = {"LLORCH_CACHE": cache_folder()}
+    with serving(folder, "--slots", 1, "--max-context", CONTEXT, *flags, **cache) as process:
         with WorkerClient(process.address) as client:
             sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
             list(client.generate(GenerationRequest("first", TokenPrompt(PROMPT), sampling)))
@@ -104,10 +106,11 @@ def main(arguments: Sequence[str]) -> None:
     with contextlib.ExitStack() as running:
         pids: list[int] = []
         alone = 0.0
-        models = [Path(first).resolve(), *(Path(name).resolve() for name in rest if name.endswith(".gguf"))]
+        files = (Path(name).resolve() for name in rest if name.endswith(".gguf"))
+        models = [cache_folder() / "weights", Path(first).resolve(), *files]
         for number in range(1, PROCESSES + 1):
-            peer = len(models) > 1
-            process = llama_cpp(first, models[1]) if peer else worker(Path(first), rest)
+            peer = len(models) > 2
+            process = llama_cpp(first, models[2]) if peer else worker(Path(first), rest)
             pids.append(running.enter_context(process))
             every = [held(pid, models) for pid in pids]
             together = Held(*(sum(getattr(one, field.name) for one in every) for field in fields(Held)))

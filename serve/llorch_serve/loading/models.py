@@ -47,6 +47,11 @@ def open_model(
     """
     if config.huge_pages:
         huge_pages.require()
+        if config.share_weights:
+            raise UsageError(
+                "--huge-pages has no effect on weights that --share-weights maps from a file; leave one of "
+                "them out"
+            )
     session = _open(model, config, report)
     if config.huge_pages is not False:
         if session.placement.device == "cpu":
@@ -63,9 +68,20 @@ def _open(
 ) -> ServedSession:
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
+            if config.share_weights and model.manifest.fixed_shapes is not None:
+                raise _not_shared(model.folder)
             return open_artifact(model, config, report)
         model = wrapped_model(model)
+    if config.share_weights:
+        raise _not_shared(model.folder)
     return open_foreign(model, config, report)
+
+
+def _not_shared(folder: Path) -> UsageError:
+    return UsageError(
+        f"--share-weights has no effect on {folder}: expected an artifact of llorch's own for the CPU that "
+        "generates text; leave it out"
+    )
 
 
 def open_artifact(

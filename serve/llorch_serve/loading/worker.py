@@ -16,6 +16,7 @@ from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.loading.models import load_model, open_model
 from llorch_serve.providers.placement import describe_shares
 from llorch_serve.runtime.embedding_session import open_embedder
+from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.sampling.params import check_defaults
 from llorch_serve.text.tokenizer import Tokenizer
@@ -73,7 +74,9 @@ def _generating(
     )
     session = open_model(model, config.session, report)
     _check_able(config, session.capabilities, model.folder)
-    return Worker(model, session, prompts, config)
+    worker = Worker(model, session, prompts, config)
+    give_back_freed()  # tokenizers are built out of many small pieces
+    return worker
 
 
 def notes(worker: AnyWorker) -> list[str]:
@@ -92,6 +95,8 @@ def notes(worker: AnyWorker) -> list[str]:
 
 def _check_embeds(config: EngineConfig, folder: Path) -> None:
     """Raise UsageError for a setting that means nothing where texts are embedded."""
+    if config.session.share_weights:
+        raise UsageError(f"--share-weights has no effect on {folder}, whose graph embeds texts; leave it out")
     usual = EngineConfig()
     for flag, field in (
         ("--lookup", "lookup"),

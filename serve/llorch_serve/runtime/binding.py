@@ -38,12 +38,14 @@ kernel that works in tiles.
 class Binder:
     """Loads graphs of one artifact on one provider and binds each to a cache.
 
+    folder: where the graphs are loaded from.
     logits: the buffer that all graphs write their logits to. allow_cpu_nodes: nodes may run on the CPU where
         the provider does not take them. batch_invariant: see
         :class:`llorch_serve.config.SessionConfig`.
     """
 
     artifact: Artifact
+    folder: Path
     runtime: Any
     provider: ActiveProvider
     threads: int
@@ -88,7 +90,7 @@ def bind_graphs(
     artifact = binder.artifact
     manifest, folder = artifact.manifest, artifact.folder
     where, decode = binder.bind(
-        folder / graphs.decode.name,
+        binder.folder / graphs.decode.name,
         graphs.decode.recipe,
         cache,
         plain_attention=graphs.int8_cache is not None,
@@ -104,7 +106,7 @@ def bind_graphs(
         handoff = Handoff(KvCache(manifest.kv, plan.prompt_buffers), cache, scales)
     score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * plan.capacity.context
     _, prompts = binder.bind(
-        folder / graphs.prompts.name,
+        binder.folder / graphs.prompts.name,
         graphs.prompts.recipe,
         cache if handoff is None else handoff.prompt,
         plain_attention=score_bytes <= _MAX_SCORE_BYTES,

@@ -56,6 +56,20 @@ def _attention_kernel(*, plain: bool) -> Iterator[None]:
             os.environ[_PLAIN_ATTENTION] = before
 
 
+def graph_options(recipe: Recipe, runtime: Any, threads: int) -> Any:
+    """Return onnxruntime's options for a graph of this recipe: those of :func:`runtime_options`, and how it
+    multiplies bytes.
+
+    Raises ProviderError for a runtime that would abort.
+    """
+    options = runtime_options(runtime, threads)
+    if recipe.multiplies_bytes and (settings := byte_settings()):
+        require_exact_bytes(runtime)
+        for setting in settings.items():
+            options.add_session_config_entry(*setting)
+    return options
+
+
 def load_graph(
     path: Path, recipe: Recipe, runtime: Any, threads: int, provider: ActiveProvider, *, plain: bool
 ) -> Any:
@@ -64,11 +78,7 @@ def load_graph(
 
     Raises ArtifactError if the runtime does not take the graph, and ProviderError for one that would abort.
     """
-    options = runtime_options(runtime, threads)
-    if recipe.multiplies_bytes and (settings := byte_settings()):
-        require_exact_bytes(runtime)
-        for setting in settings.items():
-            options.add_session_config_entry(*setting)
+    options = graph_options(recipe, runtime, threads)
     try:
         with _attention_kernel(plain=plain):
             return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
