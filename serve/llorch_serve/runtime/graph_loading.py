@@ -16,7 +16,6 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KvDtype, Recipe, cache_names
 from llorch_serve.errors import ArtifactError
 from llorch_serve.providers import ActiveProvider, byte_settings, require_exact_bytes
-from llorch_serve.providers.graph_versions import newer_than_runtime
 
 
 def runtime_options(runtime: Any, threads: int) -> Any:
@@ -83,6 +82,8 @@ def load_graph(
         with _attention_kernel(plain=plain):
             return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
     except Exception as error:
+        from llorch_serve.providers.graph_versions import newer_than_runtime  # loads protobuf: on demand
+
         text = " ".join(str(error).split())
         if (newer := newer_than_runtime(path, text, runtime)) is not None:
             raise ArtifactError(newer) from error

@@ -28,7 +28,6 @@ from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import plan_memory, widening_notice
-from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.session import DecoderSession
 from llorch_serve.runtime.shared_weights import SharedGraphs, shared_graphs
@@ -69,8 +68,7 @@ def open_session(
     plan = plan_memory(manifest, graphs, config, provider, memory)
     threads = config.threads or usable_cpus()
     lying = _where_graphs_lie(artifact, graphs, config, runtime, provider)
-    max_rows = None if on_cpu else attention_rows(runtime, provider, threads)
-    few_rows = None if max_rows is None else f"{provider.runtime_name}: {too_many_rows(max_rows)}"
+    max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
     own = plan.capacity.notice(manifest.context_length)
     notices = filter(None, (own, few_rows, widening_notice(manifest), lying.notice))
     report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
@@ -118,6 +116,14 @@ def _where_graphs_lie(
         )
     recipes = {file.name: file.recipe for file in graphs.files}
     return shared_graphs(artifact, recipes, runtime, config.threads or usable_cpus())
+
+
+def _limited_rows(runtime: Any, provider: ActiveProvider, threads: int) -> tuple[int | None, str | None]:
+    """Return the most rows of attention that a provider computes rightly, and a notice; None: any number."""
+    from llorch_serve.runtime.operator_check import attention_rows, too_many_rows  # loads protobuf: on demand
+
+    rows = attention_rows(runtime, provider, threads)
+    return rows, None if rows is None else f"{provider.runtime_name}: {too_many_rows(rows)}"
 
 
 def _check_layout(artifact: Artifact) -> None:

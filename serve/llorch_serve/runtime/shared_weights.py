@@ -34,7 +34,6 @@ from llorch_serve.files.durable import write_whole
 from llorch_serve.files.private import NotPrivateError, check_private, make_private
 from llorch_serve.providers import byte_settings
 from llorch_serve.python_child import child_environment, module_command
-from llorch_serve.runtime.weights_packing import PackingOrder
 
 MOST_BYTES: Final = 64 * 2**30
 """What all entries may take together; those that were not used for the longest time are removed beyond it."""
@@ -63,6 +62,15 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     files: dict[str, _File]
+
+
+class PackingOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to be packed: an artifact's graphs by name, with their recipes, into an empty folder."""
+
+    artifact: str
+    graphs: dict[str, Recipe]
+    folder: str
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,20 +31,12 @@ from llorch_serve.files.durable import flush_tree
 from llorch_serve.providers import import_runtime
 from llorch_serve.providers.onnx_messages import model_class
 from llorch_serve.runtime.graph_loading import graph_options
+from llorch_serve.runtime.shared_weights import PackingOrder
 
 WEIGHTS: Final = "weights.bin"
 _PAGE: Final = 4096
 _CHUNK_BYTES: Final = 8 * 2**20
 _SMALLEST: Final = "1024"  # bytes; what is smaller stays in the graph, where the runtime infers shapes by it
-
-
-class PackingOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to be packed: an artifact's graphs by name, with their recipes, into an empty folder."""
-
-    artifact: str
-    graphs: dict[str, Recipe]
-    folder: str
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
