@@ -243,7 +243,7 @@ def test_a_prompt_is_taken_up_and_guesses_are_checked_where_they_lie(staged: Pat
 
 
 def test_bench_tells_how_busy_each_stage_is(staged: Path) -> None:
-    flags = ("--stage-processes", "--streams", "2", "--tests", "decode", "--max-tokens", "4", "--repeat", "1")
+    flags = ("--streams", "2", "--tests", "decode", "--max-tokens", "4", "--repeat", "1")
     document = llorch_here("bench", staged, *flags, "--json").document()
     (row,) = document["entries"][0]["rows"]  # type: ignore[index]  # a report's
     for stage in (0, 1):

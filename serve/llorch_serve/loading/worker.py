@@ -5,6 +5,7 @@ started.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,12 +14,14 @@ from llorch_serve.config import EngineConfig
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import UsageError
 from llorch_serve.foreign.model import ForeignModel
+from llorch_serve.loading.collection import uncollected
 from llorch_serve.loading.models import load_model, open_lanes, open_model
 from llorch_serve.providers.placement import describe_shares
 from llorch_serve.runtime.embedding_session import open_embedder
+from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.sampling.params import check_defaults
-from llorch_serve.text.tokenizer import Tokenizer
+from llorch_serve.text.tokenizer import Tokenizer, leave_threads_alone
 from llorch_serve.worker.embedding_worker import EmbeddingWorker
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.worker import Worker
@@ -65,21 +68,34 @@ def _generating(
     tokenizer: Path | None,
 ) -> Worker:
     check_defaults(model.manifest.generation)
-    prompts = PromptEncoder(
-        model,
-        Tokenizer.load(tokenizer or model.tokenizer_path),
-        tool_format=config.tool_format,
-        reasoning_format=config.reasoning_format,
-    )
-    pipeline = open_lanes(model, config.session, report)
-    session = open_model(model, config.session, report) if pipeline is None else pipeline.sessions[0]
-    try:
-        _check_able(config, session.capabilities, model.folder)
-        return Worker(model, session, prompts, config, pipeline=pipeline)
-    except BaseException:
-        if pipeline is not None:
-            pipeline.close()
-        raise
+
+    def encoder() -> PromptEncoder:
+        return PromptEncoder(
+            model,
+            Tokenizer.load(tokenizer or model.tokenizer_path),
+            tool_format=config.tool_format,
+            reasoning_format=config.reasoning_format,
+        )
+
+    leave_threads_alone()
+    # The runtime leaves a thread free while it loads a graph.
+    with uncollected(), ThreadPoolExecutor(1, "tokenizer") as threads:
+        prompts = threads.submit(encoder)
+        try:
+            pipeline = open_lanes(model, config.session, report)
+            session = open_model(model, config.session, report) if pipeline is None else pipeline.sessions[0]
+        except Exception:
+            prompts.result()  # if both fail, its error is raised, as if it had come first
+            raise
+        try:
+            _check_able(config, session.capabilities, model.folder)
+            worker = Worker(model, session, prompts.result(), config, pipeline=pipeline)
+        except BaseException:
+            if pipeline is not None:
+                pipeline.close()
+            raise
+    give_back_freed()  # tokenizers are built out of many small pieces
+    return worker
 
 
 def notes(worker: AnyWorker) -> list[str]:
@@ -98,6 +114,8 @@ def notes(worker: AnyWorker) -> list[str]:
 
 def _check_embeds(config: EngineConfig, folder: Path) -> None:
     """Raise UsageError for a setting that means nothing where texts are embedded."""
+    if config.session.share_weights:
+        raise UsageError(f"--share-weights has no effect on {folder}, whose graph embeds texts; leave it out")
     usual = EngineConfig()
     for flag, field in (
         ("--lookup", "lookup"),

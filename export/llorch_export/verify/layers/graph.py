@@ -96,7 +96,7 @@ def _own_names(model: onnx.ModelProto) -> dict[str, str]:
     """Return names by those that are the stage's: of what it hands on, what its node says, or for the sum
     that a norm gives beside; of keys and values, with the number of their layer in the model.
     """
-    found = {}
+    found: dict[str, str] = {}
     for node in model.graph.node:
         layer = layer_of(node.name)
         if node.op_type == "GroupQueryAttention" and layer is not None:
