@@ -5,7 +5,6 @@ started.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,6 +13,7 @@ from llorch_serve.config import EngineConfig
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import UsageError
 from llorch_serve.foreign.model import ForeignModel
+from llorch_serve.loading.beside import made_beside
 from llorch_serve.loading.collection import uncollected
 from llorch_serve.loading.models import load_model, open_lanes, open_model
 from llorch_serve.providers.placement import describe_shares
@@ -21,9 +21,11 @@ from llorch_serve.runtime.embedding_session import open_embedder
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.sampling.params import check_defaults
+from llorch_serve.stages.pipeline import Pipeline
 from llorch_serve.text.tokenizer import Tokenizer, leave_threads_alone
 from llorch_serve.worker.embedding_worker import EmbeddingWorker
 from llorch_serve.worker.prompts import PromptEncoder
+from llorch_serve.worker.served import ServedSession
 from llorch_serve.worker.worker import Worker
 
 AnyWorker: TypeAlias = Worker | EmbeddingWorker
@@ -77,25 +79,29 @@ def _generating(
             reasoning_format=config.reasoning_format,
         )
 
+    def opened() -> tuple[ServedSession, Pipeline | None]:
+        pipeline = open_lanes(model, config.session, report)
+        if pipeline is None:
+            return open_model(model, config.session, report), None
+        return pipeline.sessions[0], pipeline
+
     leave_threads_alone()
-    # The runtime leaves a thread free while it loads a graph.
-    with uncollected(), ThreadPoolExecutor(1, "tokenizer") as threads:
-        prompts = threads.submit(encoder)
-        try:
-            pipeline = open_lanes(model, config.session, report)
-            session = open_model(model, config.session, report) if pipeline is None else pipeline.sessions[0]
-        except Exception:
-            prompts.result()  # if both fail, its error is raised, as if it had come first
-            raise
+    with uncollected():
+        prompts, (session, pipeline) = made_beside(encoder, opened, lambda made: _close(made[1]))
         try:
             _check_able(config, session.capabilities, model.folder)
-            worker = Worker(model, session, prompts.result(), config, pipeline=pipeline)
+            worker = Worker(model, session, prompts, config, pipeline=pipeline)
         except BaseException:
-            if pipeline is not None:
-                pipeline.close()
+            _close(pipeline)
             raise
     give_back_freed()  # tokenizers are built out of many small pieces
     return worker
+
+
+def _close(pipeline: Pipeline | None) -> None:
+    """End the processes of stages, where there are any."""
+    if pipeline is not None:
+        pipeline.close()
 
 
 def notes(worker: AnyWorker) -> list[str]:
