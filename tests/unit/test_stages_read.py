@@ -61,16 +61,17 @@ def test_each_stage_is_told_what_it_needs(told: Contents, staged: Artifact) -> N
     }
 
 
-def test_activations_are_those_of_the_widest_place_in_a_call(told: Contents) -> None:
+@pytest.mark.parametrize("stage", [0, 1])
+def test_activations_are_those_of_the_widest_place_in_a_call(told: Contents, stage: int) -> None:
     """Gate, up and their product beside the residual stream, [tokens, 96] and [tokens, 64], and the scores of
     all heads.
     """
-    first, _ = told.stages
-    scores = 4 * 4 * first.tokens * 128
-    assert first.tokens == 128
-    assert first.activation_bytes is not None
-    values = first.activation_bytes - scores
-    assert 4 * 128 * (3 * 96 + 64) <= values <= 4 * 128 * (4 * 96 + 2 * 64)
+    found = told.stages[stage]
+    scores = 4 * 4 * found.tokens * 128
+    assert found.tokens == 128
+    assert found.activation_bytes is not None
+    values = 4 * 128 * (3 * 96 + 64)
+    assert values <= found.activation_bytes - scores <= values + 128  # and the few numbers of a call
 
 
 def test_the_whole_is_told_as_of_one_graph_but_for_rotary_tables(told: Contents, whole: Artifact) -> None:
