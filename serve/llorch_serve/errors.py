@@ -10,6 +10,7 @@
     ├── PortError                   exit 5   the address cannot be bound
     ├── ResourceError               exit 6   memory or disk is too small; RESOURCE_EXHAUSTED
     ├── WorkerError                 exit 7   a worker could not be reached, or refused
+    │   └── UnreachableError        exit 7   no worker answers at the address
     ├── LoggedError                 exit 1   INTERNAL, an error id
     │   └── EngineStoppedError      exit 1   INTERNAL, the same error id for every request it ended
     ├── StageEndedError             exit 1   INTERNAL; the engine stops after it
@@ -85,6 +86,10 @@ class WorkerError(LlorchError):
     """A remote worker could not be reached, or answered with an error status."""
 
     exit_code = 7
+
+
+class UnreachableError(WorkerError):
+    """No worker answers at an address; one may again."""
 
 
 class LoggedError(LlorchError):

@@ -20,7 +20,6 @@ from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.cluster import failures, handles
 from llorch_serve.cluster.deploy import (
     DEPLOYMENT,
-    _applications,
     application_of,
     await_running,
     delete,
@@ -28,6 +27,7 @@ from llorch_serve.cluster.deploy import (
 )
 from llorch_serve.cluster.front_model import open_front_model
 from llorch_serve.cluster.handles import find_replicas
+from llorch_serve.cluster.ray_internals import applications
 from llorch_serve.cluster.routed_generator import RoutedGenerator, open_routed
 from llorch_serve.cluster.settings import ReplicaSettings
 from llorch_serve.cluster.spec import ModelSpec, ReplicaRange
@@ -72,13 +72,13 @@ class Deployed:
         """Return how many requests each replica has, as Ray counts them."""
         import ray
 
-        found = _applications()[application_of("tiny")].deployments[DEPLOYMENT].replicas
+        found = applications()[application_of("tiny")].deployments[DEPLOYMENT].replicas
         actors = [ray.get_actor(one.actor_name, namespace="serve") for one in found]
         return ray.get([actor.get_num_ongoing_requests.remote() for actor in actors])
 
     def processes(self) -> dict[str, int]:
         """Return the numbers of the replicas' processes, by their names."""
-        found = _applications()[application_of("tiny")].deployments[DEPLOYMENT].replicas
+        found = applications()[application_of("tiny")].deployments[DEPLOYMENT].replicas
         return {one.replica_id: one.pid for one in found if one.state.value == "RUNNING"}
 
 

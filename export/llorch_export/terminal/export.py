@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +17,7 @@ from llorch_export.terminal.export_flags import (
     TransformFlags,
     WeightFlags,
 )
+from llorch_export.terminal.interrupts import unwind_on_signals
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import byte_progress, say
 from llorch_serve.terminal.groups import composed
@@ -126,8 +125,7 @@ def _export(options: ExportOptions, exporter: ExporterFlags) -> ExportResult:
     from llorch_export.optimum.interpreter import find_optimum
     from llorch_export.pipeline import export
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    unwind_on_signals()
     with byte_progress() as progress:
         if exporter.via is None:
             return export(options, progress)
@@ -135,10 +133,3 @@ def _export(options: ExportOptions, exporter: ExporterFlags) -> ExportResult:
         versions = ", ".join(f"{name} {version}" for name, version in optimum.versions.items())
         say(f"tracing with {versions}: this takes minutes")
         return export_via_optimum(options, optimum, progress)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Unwind, so that what was written is removed. A second signal must not cut that short."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -1,9 +1,8 @@
 """Models made applications of Ray Serve: deployed, looked at and deleted.
 
 Input: what :mod:`llorch_serve.cluster.spec` says should run. Output: applications that Ray keeps so, one for
-each model, and how they are. Private interfaces of Ray are used here (a deployment's version, and the
-controller's details); ``tests/e2e/test_cluster_deploy.py`` is their smoke test. The process has joined the
-cluster, see :mod:`llorch_serve.cluster.connection`.
+each model, and how they are. The process has joined the cluster, see
+:mod:`llorch_serve.cluster.connection`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from llorch_serve.cluster.ray_internals import applications, begin_delete, versioned
 from llorch_serve.cluster.settings import ReplicaSettings, read_settings
 from llorch_serve.cluster.spec import ModelSpec, ReplicaRange
 from llorch_serve.errors import UsageError, WorkerError
@@ -135,7 +135,7 @@ def await_running(
 
 def statuses() -> list[ModelStatus]:
     """Return how every model of the cluster is, by name."""
-    found = [_status(one) for name, one in _applications().items() if name.startswith(_PREFIX)]
+    found = [_status(one) for name, one in applications().items() if name.startswith(_PREFIX)]
     return sorted((status for status in found if status is not None), key=lambda status: status.name)
 
 
@@ -160,14 +160,12 @@ def delete(names: Sequence[str]) -> None:
 
     Raises UsageError for a name that the cluster does not have, before any is deleted.
     """
-    from ray import serve
-
     there = {status.name for status in statuses()}
     if unknown := [name for name in names if name not in there]:
         have = f"it has {', '.join(sorted(there))}" if there else "it has none"
         raise UsageError(f"the cluster has no model {', '.join(name[:100] for name in unknown)}; {have}")
     for name in names:
-        serve.delete(application_of(name), _blocking=False)
+        begin_delete(application_of(name))
 
 
 def await_gone(names: Sequence[str]) -> None:
@@ -205,8 +203,8 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
         request_router_config=RequestRouterConfig(**_ROUTING),
         **scaled,
     )(actor)
-    versioned = deployment.options(version=model.settings.digest, _internal=True)
-    return RunTarget(versioned.bind(raw), application_of(model.name), route_prefix=None)
+    bound = versioned(deployment, model.settings.digest).bind(raw)
+    return RunTarget(bound, application_of(model.name), route_prefix=None)
 
 
 def _autoscaling(model: ModelSpec, slots: int) -> dict[str, Any]:
@@ -222,20 +220,11 @@ def _autoscaling(model: ModelSpec, slots: int) -> dict[str, Any]:
     }
 
 
-def _applications() -> dict[str, ApplicationDetails]:
-    """Return all that Serve runs, by name; nothing where it has not been started."""
-    from ray.serve.context import _get_global_client
-    from ray.serve.schema import ServeInstanceDetails
-
-    client = _get_global_client(raise_if_no_controller_running=False)
-    return {} if client is None else ServeInstanceDetails(**client.get_serve_details()).applications
-
-
 def _runs(model: str) -> bool:
     """Tell whether anything of a deleted model runs. What never found a node Ray keeps for as long as a
     drain may take.
     """
-    application = _applications().get(application_of(model))
+    application = applications().get(application_of(model))
     if application is None:
         return False
     replicas = [replica for one in application.deployments.values() for replica in one.replicas]

@@ -2,8 +2,6 @@
 
 Implements :class:`llorch_serve.cluster.interfaces.Replicas`. The process has joined the cluster, see
 ``connection.py``; which replica gets a request is the business of ``router.py``, which the handle asks.
-Broadcasts are alpha in Ray, and one method of theirs that is used here is private;
-``tests/e2e/test_cluster_ray.py`` tries it.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Any, Final
 from llorch_serve.cluster import wire
 from llorch_serve.cluster.deploy import DEPLOYMENT, application_of
 from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, RoutingHint
+from llorch_serve.cluster.ray_internals import ask_all, own_handle
 
 LOOK_S: Final = 5.0
 """How long a replica may take to say how busy it is."""
@@ -68,18 +67,7 @@ class HandleReplicas:
         return tuple(dict.fromkeys(id_ for ids in ended for id_ in ids))
 
     async def _all(self, method: str, *arguments: object) -> list[Any]:
-        """Return what each replica answers that does in time; those that have just ended do not."""
-        from ray.serve.exceptions import DeploymentUnavailableError
-
-        asked = self._handle.broadcast(method, *arguments)
-        try:
-            # Ray's own way to await results knows one limit for all, after which it gives none of them.
-            answers = await asyncio.wait_for(asked._fetch_replica_results_async(), LOOK_S)
-        except (DeploymentUnavailableError, TimeoutError):  # none is there
-            return []
-        each_in_time = (asyncio.wait_for(answer.get_async(), LOOK_S) for answer in answers)
-        found = await asyncio.gather(*each_in_time, return_exceptions=True)
-        return [each for each in found if not isinstance(each, BaseException)]
+        return await ask_all(self._handle, method, arguments, LOOK_S)
 
     async def close(self) -> None:
         """Let go of the replicas, which go on."""
@@ -88,11 +76,7 @@ class HandleReplicas:
 
 def find_replicas(model: str, fingerprint: str) -> HandleReplicas:
     """Return the replicas of a deployed model."""
-    from ray.serve.handle import DeploymentHandle
-
-    # A handle of its own, not the one that Ray keeps for a deployment: its router lets a few requests wait at
-    # the head for all, so those of a model that is gone would hold up those of the one that replaced it.
-    return HandleReplicas(DeploymentHandle(DEPLOYMENT, application_of(model)), fingerprint)
+    return HandleReplicas(own_handle(DEPLOYMENT, application_of(model)), fingerprint)
 
 
 async def _result(response: Any) -> Any:

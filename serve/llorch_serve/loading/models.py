@@ -55,11 +55,14 @@ def open_model(
     return session
 
 
-def _gather(session: ServedSession, config: SessionConfig) -> None:
-    """Move the weights of this process into huge pages, where that is asked for and possible."""
+def _gather(session: ServedSession, config: SessionConfig, *, here: bool = True) -> None:
+    """Move weights into huge pages, where that is asked for and possible. here: they are in this process, and
+    not in others that have done it.
+    """
     if config.huge_pages is not False:
         if session.placement.device == "cpu":
-            huge_pages.gather()
+            if here:
+                huge_pages.gather()
         elif config.huge_pages:
             raise UsageError(
                 f"--huge-pages has no effect on weights that lie on {session.placement.device}; leave it out"
@@ -88,8 +91,11 @@ def open_lanes(
     if config.huge_pages:
         huge_pages.require()
     pipeline = open_pipeline(model, config, report)
-    if not config.stages.processes:  # else each process has done it
-        _gather(pipeline.sessions[0], config)
+    try:
+        _gather(pipeline.sessions[0], config, here=not config.stages.processes)
+    except BaseException:
+        pipeline.close()
+        raise
     return pipeline
 
 

@@ -106,6 +106,12 @@ def _check_layout(artifact: Artifact) -> None:
             f"with llorch embed, serve, inspect and verify --against; for logits export the checkpoint with "
             f"--embed none"
         )
+    if stages := artifact.manifest.stages:
+        raise ArtifactError(
+            f"{artifact.folder} holds a model in {len(stages)} stages; expected one graph of all layers. "
+            f"Stages go with llorch generate, serve, bench, score and verify; export the model "
+            f"without --stages for this"
+        )
     if artifact.manifest.layout != "llorch":
         raise ArtifactError(
             f"{artifact.folder} holds a graph of {artifact.kind.value}'s, which this command does not run; "

@@ -17,15 +17,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-import numpy as np
-
-from llorch_serve.engine.containment import FAILED_CALLS
-from llorch_serve.stages import control, wire
+from llorch_serve.runtime.bound_graph import Logits
+from llorch_serve.stages import control
 from llorch_serve.stages.framing import Messages
 from llorch_serve.stages.loading import StageLoader
+from llorch_serve.stages.remote import answered
+from llorch_serve.stages.shared_logits import map_logits
 from llorch_serve.stages.stage import Stage
 
-_NOTHING: Final = np.zeros((0, 0, 0), np.float32)
 _BROKEN: Final = 70  # an exit code: EX_SOFTWARE of sysexits.h
 _END_SIGNALS: Final = ("SIGINT", "SIGTERM")
 
@@ -36,6 +35,7 @@ class Child:
     def __init__(self, ends: Sequence[Messages]) -> None:
         self._ends = ends
         self._loader: StageLoader | None = None
+        self._memories: list[Logits] = []
 
     def answer(self, question: control.Question) -> control.Answer:
         """Do what is asked. Failures are answers too."""
@@ -43,14 +43,16 @@ class Child:
             if isinstance(question, control.Open):
                 if question.cores and hasattr(os, "sched_setaffinity"):
                     os.sched_setaffinity(0, question.cores)
+                self._memories = [map_logits(descriptor) for descriptor in question.memories]
                 self._loader = StageLoader(control.asked_settings(question))
                 return control.Room(room=self._loader.room())
             assert self._loader is not None, "room is asked for before loading"
-            stage = self._loader.load(question.lanes)
+            stage = self._loader.load(question.lanes, self._memories)
         except Exception as error:  # noqa: BLE001 - told to the process that asks
             return control.refused(error)
-        for lane, end in enumerate(self._ends):
-            _on_thread(partial(serve, stage, lane, end))
+        for lane, end in enumerate(self._ends[: len(question.lanes)]):
+            memory = self._memories[lane] if self._memories else None
+            _on_thread(partial(serve, stage, lane, end, memory))
         facts = stage.facts
         return control.Loaded(
             where=facts.where,
@@ -60,27 +62,13 @@ class Child:
         )
 
 
-def serve(stage: Stage, lane: int, end: Messages) -> None:
-    """Answer a lane's questions until they end."""
+def serve(stage: Stage, lane: int, end: Messages, memory: Logits | None) -> None:
+    """Answer a lane's questions until they end. memory: that its logits are written to."""
     while (message := end.receive()) is not None:
         try:
-            end.send(_reply(stage, lane, message))
+            end.send(answered(stage, lane, message, memory))
         except OSError:  # the worker is gone; so is this process in a moment
             return
-
-
-def _reply(stage: Stage, lane: int, message: memoryview) -> wire.Buffers:
-    header, rows = wire.unpack_question(message)
-    found = _NOTHING
-    try:
-        if isinstance(header, wire.Run):
-            found = stage.run(lane, wire.asked_call(header, rows))
-        else:
-            stage.edit(lane, wire.asked_edit(header))
-    except FAILED_CALLS as error:
-        return wire.failed(error)
-    times = stage.times
-    return wire.done(found, calls=times.calls, busy_s=times.busy_s, waiting_s=times.waiting_s)
 
 
 def _on_thread(work: Callable[[], None]) -> None:

@@ -28,13 +28,15 @@ class Open(_Message, frozen=True, kw_only=True):
     """Asks for room. The fields are those of :class:`llorch_serve.stages.loading.StageSettings`, and of the
     :class:`llorch_serve.config.SessionConfig` in it as far as a stage reads it.
 
-    cores: the process runs on these alone; empty: on any.
+    cores: the process runs on these alone; empty: on any. memories: descriptors of memory that the logits of
+        each lane are written to; empty: there is none.
     """
 
     folder: str
     number: Annotated[int, msgspec.Meta(ge=0)]
     threads: Annotated[int, msgspec.Meta(ge=1)]
     cores: tuple[int, ...]
+    memories: tuple[int, ...]
     kv_dtype: KvDtype | None
     single_graph: bool
     batch_invariant: bool
@@ -103,7 +105,7 @@ def read_answer(message: memoryview) -> Answer:
     return found
 
 
-def ask_room(settings: StageSettings, cores: tuple[int, ...]) -> Open:
+def ask_room(settings: StageSettings, cores: tuple[int, ...], memories: tuple[int, ...]) -> Open:
     """Return the question with which a stage's process begins."""
     config = settings.config
     choice = config.provider
@@ -112,6 +114,7 @@ def ask_room(settings: StageSettings, cores: tuple[int, ...]) -> Open:
         number=settings.number,
         threads=settings.threads,
         cores=cores,
+        memories=memories,
         kv_dtype=config.kv_dtype,
         single_graph=config.single_graph,
         batch_invariant=config.batch_invariant,

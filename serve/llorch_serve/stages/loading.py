@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Final
 
 from llorch_serve.artifact.folder import Artifact
@@ -19,7 +20,7 @@ from llorch_serve.providers import CPU, ProviderChoice, activate, import_runtime
 from llorch_serve.providers.device_memory import device_memory
 from llorch_serve.runtime import huge_pages
 from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
-from llorch_serve.runtime.bound_graph import LogitsBuffer
+from llorch_serve.runtime.bound_graph import Logits, LogitsBuffer
 from llorch_serve.runtime.graph_choice import choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import buffers_of
@@ -83,8 +84,11 @@ class StageLoader:
         free = None if memory is None else self._provider.memory_limit(memory.free_bytes())
         return StageRoom(free, self._max_rows)
 
-    def load(self, lanes: Sequence[KvCapacity]) -> Stage:
-        """Load the graphs and allocate a cache for each lane. lanes: what each may hold.
+    def load(self, lanes: Sequence[KvCapacity], shared: Sequence[Logits] = ()) -> Stage:
+        """Load the graphs and allocate a cache for each lane.
+
+        lanes: what each may hold. shared: for each, memory that the last stage writes logits to; empty: there
+            is none.
 
         Raises ArtifactError if a graph is damaged, ProviderError if the provider does not run it,
         ResourceError if memory does not suffice.
@@ -108,8 +112,9 @@ class StageLoader:
         loaded = load_graphs(binder, self._graphs, context=lanes[0].context)
         last = not binder.cut.gives
         parts = []
-        for plan, cache in zip(plans, caches, strict=True):
-            logits = LogitsBuffer(plan.buffers.slots if last else 0, view.manifest.model.vocab_size)
+        for plan, cache, memory in zip_longest(plans, caches, shared[: len(plans)]):
+            rows_of_logits = plan.buffers.slots if last else 0
+            logits = LogitsBuffer(rows_of_logits, view.manifest.model.vocab_size, memory)
             rows = CrossingRows()
             graphs = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers, rows=rows)
             parts.append(LanePart(cache, graphs, rows, gives_logits=last))

@@ -13,18 +13,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from llorch_serve.cache.kv_cache import KvCapacity
-from llorch_serve.engine.load import StageTimes
-from llorch_serve.engine.plan import SlotEdit
 from llorch_serve.errors import StageEndedError
 from llorch_serve.python_child import child_environment, module_command
-from llorch_serve.runtime.stage_graph import Rows
+from llorch_serve.runtime.bound_graph import Logits
+from llorch_serve.runtime.row_pairs import even
 from llorch_serve.stages import control, wire
-from llorch_serve.stages.calls import StageCall, StagePort
+from llorch_serve.stages.calls import StagePort
 from llorch_serve.stages.framing import Messages
 from llorch_serve.stages.loading import StageRoom, StageSettings
+from llorch_serve.stages.remote import RemotePort
+from llorch_serve.stages.shared_logits import make_memory, map_logits
 from llorch_serve.stages.stage import StageFacts
 
 _END_S: Final = 10.0  # for a process whose socket is closed to end by itself
@@ -40,6 +42,7 @@ class ProcessHost:
     def __init__(self, settings: StageSettings, *, lanes: int, cores: tuple[int, ...]) -> None:
         self._name = f"stage {settings.number} of {settings.artifact.folder.name}"
         ours, theirs = zip(*(socket.socketpair() for _ in range(1 + lanes)), strict=True)
+        memories = _shared_memories(settings, lanes)
         fds = [end.fileno() for end in theirs]
         try:
             self._process = subprocess.Popen(
@@ -47,19 +50,24 @@ class ProcessHost:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
                 env=child_environment(),
-                pass_fds=fds,
+                pass_fds=(*fds, *memories),
             )
         finally:
             for end in theirs:
                 end.close()
         self._control, *self._lanes = (Messages(end) for end in ours)
-        self._ports = [ProcessPort(lane, self._ended) for lane in self._lanes]
+        mapped: list[Logits | None] = [map_logits(each) for each in memories]
+        mapped = mapped or [None] * lanes
+        self._ports = [
+            RemotePort(partial(self._exchange, end), memory)
+            for end, memory in zip(self._lanes, mapped, strict=True)
+        ]
         self._lock = threading.Lock()
         self._listeners: list[Callable[[StageEndedError], None]] = []
         self._closing = False
         self._failure: StageEndedError | None = None
         threading.Thread(target=self._watch, name="llorch-stage-watch", daemon=True).start()
-        self._ask(control.ask_room(settings, cores))
+        self._ask(control.ask_room(settings, cores, tuple(memories)))
 
     def room(self) -> StageRoom:
         """See the protocol."""
@@ -102,6 +110,17 @@ class ProcessHost:
         self._process.kill()
         self._process.wait()
 
+    def _exchange(self, end: Messages, question: wire.Buffers) -> memoryview:
+        """Return a lane's answer. Raises StageEndedError if there is none."""
+        try:
+            end.send(question)
+            answer = end.receive()
+        except OSError:
+            answer = None
+        if answer is None:
+            raise self._ended()
+        return answer
+
     def _ask(self, question: control.Question) -> None:
         try:
             self._control.send([control.write(question)])
@@ -129,6 +148,8 @@ class ProcessHost:
         if code < 0:
             with contextlib.suppress(ValueError):  # a signal without a name
                 how = f"signal {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (as the system ends one where memory is short)"
         return StageEndedError(
             f"the process of {self._name} ended with {how}, and the keys and values of all sequences with "
             f"it; start the worker again"
@@ -146,39 +167,16 @@ class ProcessHost:
             tell(failure)
 
 
-class ProcessPort:
-    """A stage of another process, as one lane reaches it. ended: returns how that process has ended."""
-
-    def __init__(self, end: Messages, ended: Callable[[], StageEndedError]) -> None:
-        self._end = end
-        self._process_ended = ended
-        self._times = StageTimes()
-
-    def run(self, call: StageCall) -> Rows:
-        """See :class:`llorch_serve.stages.calls.StagePort`."""
-        return self._answer(wire.ask_run(call))
-
-    def edit(self, edit: SlotEdit) -> None:
-        """See :class:`llorch_serve.stages.calls.StagePort`."""
-        self._answer(wire.ask_edit(edit))
-
-    def times(self) -> StageTimes:
-        """Return what the stage told with its last answer to this lane."""
-        return self._times
-
-    def _answer(self, question: wire.Buffers) -> Rows:
-        try:
-            self._end.send(question)
-            message = self._end.receive()
-        except OSError:
-            message = None
-        if message is None:
-            raise self._process_ended()
-        header, rows = wire.unpack_answer(message)
-        if isinstance(header, wire.Failed):
-            raise wire.error_of(header)
-        self._times = StageTimes(header.calls, header.busy_s, header.waiting_s)
-        return rows
+def _shared_memories(settings: StageSettings, lanes: int) -> list[int]:
+    """Return a descriptor for the logits of each lane of the last stage; none for others, or where the system
+    has no such memory.
+    """
+    manifest = settings.artifact.manifest
+    if settings.number + 1 < len(manifest.stages or ()):
+        return []
+    size = 4 * even(settings.config.slots) * manifest.model.vocab_size
+    found = [make_memory(size) for _ in range(lanes)]
+    return [each for each in found if each is not None]
 
 
 def _has_stderr() -> bool:

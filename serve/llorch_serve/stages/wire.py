@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -15,8 +14,10 @@ import numpy as np
 
 from llorch_serve.engine.plan import SlotCopy, SlotEdit, SlotRelease, SlotSwap
 from llorch_serve.errors import LlorchError, NonFiniteLogitsError, ProviderError, ResourceError
+from llorch_serve.runtime.bound_graph import Logits
 from llorch_serve.runtime.stage_graph import Rows
 from llorch_serve.stages.calls import StageCall
+from llorch_serve.stages.shared_logits import beginning, lies_in
 
 Buffers: TypeAlias = list[bytes | memoryview]
 """A message in parts, which are sent one behind the other."""
@@ -24,6 +25,12 @@ Buffers: TypeAlias = list[bytes | memoryview]
 ElementType = Literal["float32", "float16", "uint16"]
 _ALIGNMENT: Final = 64
 _HEADER_LENGTH: Final = struct.Struct("<I")
+_TYPES: Final[dict[ElementType, np.dtype[Any]]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "uint16": np.dtype(np.uint16),
+}
+_NAMES: Final = {dtype: name for name, dtype in _TYPES.items()}  # numpy's own ``dtype.name`` takes long
 _NOTHING: Final = np.zeros((0, 0, 0), np.float32)
 
 
@@ -69,11 +76,15 @@ class Release(_Header, frozen=True, kw_only=True):
 
 
 class Done(_Header, frozen=True, kw_only=True):
-    """Answers with an array. calls, busy_s, waiting_s: see :class:`llorch_serve.engine.load.StageTimes`."""
+    """Answers with an array. calls, busy_s, waiting_s: see :class:`llorch_serve.engine.load.StageTimes`.
+
+    shared: the array is not in the message but at the beginning of the memory that both sides have.
+    """
 
     calls: int = 0
     busy_s: float = 0.0
     waiting_s: float = 0.0
+    shared: bool = False
 
 
 class Failed(_Header, frozen=True, kw_only=True):
@@ -107,10 +118,16 @@ def unpack_question(message: memoryview) -> tuple[Question, Rows]:
     return header, _array(header, rest)
 
 
-def unpack_answer(message: memoryview) -> tuple[Answer, Rows]:
-    """Read an answer and its array, which shares the message's memory. Raises ValueError if it is none."""
+def unpack_answer(message: memoryview, memory: Logits | None = None) -> tuple[Answer, Rows]:
+    """Read an answer and its array, which shares the message's memory, or is in ``memory`` where the answer
+    says so. Raises ValueError if it is none.
+    """
     head, rest = _split(message)
     header: Answer = _answers.decode(head)
+    if isinstance(header, Done) and header.shared:
+        if memory is None:
+            raise ValueError("an array in shared memory, of which there is none")
+        return header, beginning(memory, header.shape)
     return header, _array(header, rest)
 
 
@@ -125,7 +142,7 @@ def _split(message: memoryview) -> tuple[memoryview, memoryview]:
 
 
 def _array(header: Question | Answer, data: memoryview) -> Rows:
-    dtype = np.dtype(header.dtype)
+    dtype = _TYPES[header.dtype]
     expected = math.prod(header.shape) * dtype.itemsize
     if len(data) != expected:
         raise ValueError(f"{len(data)} bytes for an array {list(header.shape)} of {header.dtype}")
@@ -176,9 +193,13 @@ def asked_edit(header: Copy | Swap | Release) -> SlotEdit:
             return SlotRelease(slot, keep)
 
 
-def done(rows: Rows, **times: Any) -> Buffers:
-    """Return the answer with an array; ``times`` are those of :class:`Done`."""
-    return pack(Done(shape=rows.shape, dtype=_element(rows), **times), rows)
+def done(rows: Rows, memory: Logits | None = None, **times: Any) -> Buffers:
+    """Return the answer with an array, which is left where it is if it lies in shared ``memory``; ``times``
+    are those of :class:`Done`.
+    """
+    shared = lies_in(rows, memory)
+    header = Done(shape=rows.shape, dtype=_element(rows), shared=shared, **times)
+    return pack(header, None if shared else rows)
 
 
 _KINDS: Final[dict[str, type[Exception]]] = {
@@ -202,10 +223,4 @@ def error_of(answer: Failed) -> Exception:
 
 
 def _element(rows: Rows) -> ElementType:
-    name: Any = rows.dtype.name
-    return name  # type: ignore[no-any-return]
-
-
-def size_of(parts: Sequence[bytes | memoryview]) -> int:
-    """Return the bytes of a message."""
-    return sum(len(part) for part in parts)
+    return _NAMES[rows.dtype]
