@@ -21,12 +21,15 @@ from llorch_serve.errors import CancelledError, LlorchError, UnavailableError
 from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import AnswerOptions, GenerationRequest, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.stages import process as process_module
 from llorch_serve.structured.spec import Regex
+from llorch_serve.worker import worker as worker_module
 from llorch_serve.worker.local import LocalClient
 from llorch_serve.worker.worker import Worker
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import random_ids
 from support.harness.processes import WorkerProcess, llorch_here, serving
+from support.harness.worker import Sink
 
 PATIENCE_S = 60.0
 FLAGS = ("--stage-processes", "--slots", "4", "--max-context", "100000")
@@ -122,6 +125,23 @@ def test_a_stage_that_ends_while_nothing_runs_ends_the_worker(staged: Path) -> N
     with pytest.raises(UnavailableError, match="the engine has stopped"):
         LocalClient(worker).complete(endless("one"))
     worker.close()
+    check_gone(stages)
+
+
+def test_a_stage_that_hangs_does_not_keep_a_worker_from_closing(
+    staged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_STUCK_S", 0.2)
+    monkeypatch.setattr(process_module, "_END_S", 0.2)
+    config = SessionConfig(threads=1, slots=2, stages=StageChoice(processes=True))
+    worker = load_worker(staged, EngineConfig(session=config), lambda _: None)
+    stages = stages_below(psutil.Process())
+    stages[1].suspend()
+    sink = Sink()
+    worker.submit(endless("one"), sink)
+    worker.close()
+    (answer,) = sink.answers("one").values()
+    assert answer.updates[-1].is_last
     check_gone(stages)
 
 
