@@ -10,11 +10,15 @@ import signal
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from llorch_serve.artifact.folder import load_artifact
 from support.builders.checkpoints import write_hf_folder
+from support.builders.reference_files import own_reference
+from support.builders.tiny_exports import random_ids
 from support.harness.processes import PATIENCE_S, environment, llorch_here
 
 QUICK = ("--streams", "1,2", "--prompt-tokens", "16", "--time", "4s")
@@ -28,12 +32,12 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(tiny_source, cache, tmp_path_factory):
     """A search with an output, and what it printed."""
-    output = tmp_path_factory.mktemp("tuned") / "tuned"
-    flags = ("--output", output, "--png", output.with_suffix(".png"), "--json")
+    output = tmp_path_factory.mktemp("tuned") / "new" / "tuned"
+    flags = ("--output", output, "--png", output.parent.with_suffix(".png"), "--json")
     return output, llorch_here("tune", tiny_source, *QUICK, *flags, LLORCH_CACHE=cache)
 
 
-def test_a_document_an_artifact_a_recipe_and_a_picture(tuned, tiny_source):
+def test_a_document_an_artifact_a_recipe_and_a_picture(tuned, cache):
     output, outcome = tuned
     document = outcome.document()
     assert document["complete"] is True
@@ -47,7 +51,8 @@ def test_a_document_an_artifact_a_recipe_and_a_picture(tuned, tiny_source):
     chosen = [one for one in document["tried"] if one["label"] == document["chosen"]]
     assert len(chosen) == 1
     assert chosen[0]["kl"] <= 0.01
-    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert not list(cache.glob("tune/*/artifacts"))
+    assert output.parent.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert document["artifact"] == str(output)
     assert document["recipe"] == f"{output}.toml"
 
@@ -91,8 +96,20 @@ def test_without_transformers_the_reference_is_the_own_graph_and_says_so(tiny_so
     assert 0 < kl["cpu-calibrated"] < 0.01
 
 
+def test_a_reference_may_be_given(tiny, tiny_source, cache, tmp_path, monkeypatch):
+    own_reference(tmp_path / "reference", load_artifact(tiny), random_ids(20))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**10, total=2**34))
+    short = llorch_here("tune", tiny_source, *QUICK, LLORCH_CACHE=tmp_path)
+    assert short.code == 6
+    assert "GiB of memory are free; make one where there is more, with llorch verify" in short.error()
+    monkeypatch.undo()
+    flags = (*QUICK, "--reference", tmp_path / "reference", "--json")
+    document = llorch_here("tune", tiny_source, *flags, LLORCH_CACHE=cache).document()
+    assert (document["positions"], document["tried"][0]["kl"] is None) == (20, False)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
-def test_ctrl_c_leaves_what_is_known_and_the_same_command_goes_on(tuned, tiny_source, cache, tmp_path):
+def test_ctrl_c_leaves_what_is_known_and_nothing_at_the_output(tuned, tiny_source, cache, tmp_path):
     command = [sys.executable, "-m", "llorch_serve", "tune", str(tiny_source), *QUICK[:-1], "10m", "--json"]
     process = subprocess.Popen(
         [*command, "--output", str(tmp_path / "out")],
@@ -114,9 +131,6 @@ def test_ctrl_c_leaves_what_is_known_and_the_same_command_goes_on(tuned, tiny_so
     assert len(document["tried"]) > 1
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.toml").exists()
-    again = llorch_here("tune", tiny_source, *QUICK, "--json", LLORCH_CACHE=cache)
-    assert "taking up" in again.stderr
-    assert {one["label"] for one in again.document()["tried"]} & {one["label"] for one in document["tried"]}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +143,7 @@ def test_ctrl_c_leaves_what_is_known_and_the_same_command_goes_on(tuned, tiny_so
         (("--max-kl", "0"), "--max-kl is 0.0; expected nats above 0"),
         (("--max-kl", "nan"), "--max-kl is nan; expected nats above 0"),
         (("--force",), "--force has no effect without --output; leave it out"),
+        (("--png", "/nowhere/a.png"), "--png is /nowhere/a.png; expected a file in a folder that exists"),
         (("--prompt-tokens", "120"), "needs a context of 160 tokens; this model has 128. Choose fewer"),
     ],
 )

@@ -31,7 +31,7 @@ class PlayedWork:
         self.check_problem: Exception | None = None
         self.bytes = 0
 
-    def check(self, batch):
+    def check(self, batch, _stopping):
         self.checked.append(batch.id)
         if self.check_problem is not None:
             raise self.check_problem

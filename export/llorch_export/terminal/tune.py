@@ -84,6 +84,15 @@ def command(
     ] = None,
     *,
     replacing: Annotated[ReplaceFlags, only("force")],
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Compare with this, made by llorch verify --write-reference, in place of running the model "
+            "in fp32 here.",
+            show_default=False,
+        ),
+    ] = None,
     png: Annotated[
         Path | None,
         typer.Option(
@@ -109,10 +118,13 @@ def command(
 
     """
     _require_libraries(draws=png is not None)
+    if png is not None and (png.is_dir() or not png.absolute().parent.is_dir()):
+        raise UsageError(f"--png is {png}; expected a file in a folder that exists")
     from llorch_export.tune.tuning import opened
 
     unwind_on_signals()
-    with opened(_wish(hub.of(source), wishes, output, force=replacing.force), say) as tuning:
+    wish = _wish(hub.of(source), wishes, output, reference, force=replacing.force)
+    with opened(wish, say) as tuning:
         try:
             tuning.run()
         except KeyboardInterrupt:
@@ -124,7 +136,9 @@ def command(
         _finish(tuning, png, as_json=as_json)
 
 
-def _wish(source: str, wishes: WishFlags, output: Path | None, *, force: bool) -> Wish:
+def _wish(
+    source: str, wishes: WishFlags, output: Path | None, reference: Path | None, *, force: bool
+) -> Wish:
     from llorch_export.tune.standing import Bounds
     from llorch_export.tune.tuning import Wish
 
@@ -143,6 +157,7 @@ def _wish(source: str, wishes: WishFlags, output: Path | None, *, force: bool) -
         output=output,
         force=force,
         command=shlex.join(["llorch", *sys.argv[1:]]),
+        reference=reference,
     )
 
 
@@ -162,14 +177,15 @@ def _finish(tuning: Tuning, png: Path | None, *, as_json: bool) -> None:
         _show(report, as_json=as_json)
         raise ResourceError(_nothing(report))
     path, command = tuning.keep(report)
+    say(f"{path} is the recipe; export by it with: {command}")
     result = tuning.export()
+    tuning.clean()
     folder = None if result is None else str(result.artifact.folder)
     report = replace(report, recipe=str(path), artifact=folder, export=command)
     _show(report, as_json=as_json)
     if png is not None:
         _draw(report, png)
     say(_verdict(report))
-    say(f"{path} is the recipe; export by it with: {command}")
     if result is not None:
         say(f"{result.artifact.folder} is exported")
         for notice in result.notices:

@@ -38,10 +38,15 @@ _CACHES: Final[tuple[KvDtype, ...]] = ("int8", "float32")  # the CPU's graphs ha
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A recipe to try. label: unlike every other's."""
+    """A recipe to try.
+
+    label: unlike every other's. limit: the divergence in nats that recipes of its kind may have; a guess of
+    how far it is, before it is measured.
+    """
 
     label: str
     recipe: RecipeFile
+    limit: float = 0.0
 
     @property
     def key(self) -> str:
@@ -86,8 +91,11 @@ class Candidates:
         carried = RecipeFile("source", "", RecipeDefaults(precision="source"), ())
         found = {name: it for name, it in self._shipped.items() if name not in self.prompt_recipes}
         whole = {**found, carried.name: carried}
-        new = [Candidate(name, recipe) for name, recipe in whole.items() if self._is_new(recipe)]
-        return sorted(new, key=lambda one: self._hopes(one.recipe))
+        new = {name: recipe for name, recipe in whole.items() if self._is_new(recipe)}
+        kinds = {name: self._kind(recipe) for name, recipe in new.items()}
+        return [
+            Candidate(name, new[name], kinds[name][1]) for name in sorted(new, key=lambda name: kinds[name])
+        ]
 
     def steps(self, start: Candidate) -> list[Candidate]:
         """Return what is one step away from a recipe and was not given before."""
@@ -143,8 +151,10 @@ class Candidates:
     def _affords(self, rules: tuple[Rule, ...]) -> bool:
         return self._fast_bytes or all(per_channel(rule.activations) is None for rule in rules)
 
-    def _hopes(self, recipe: RecipeFile) -> tuple[bool, float]:
-        """Return what sorts recipes: weights as they are come last, as they are slow."""
+    def _kind(self, recipe: RecipeFile) -> tuple[bool, float]:
+        """Return what sorts recipes: whether weights stay as they are, which is slow, and the limit of
+        divergence.
+        """
         resolved = self._resolved(recipe)
         assert resolved is not None, "only what can be is sorted"
         return resolved[0].precision in UNQUANTISED, resolved[0].kl_limit

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.names import parameters
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 from llorch_export.recipes.file import load_recipe
@@ -21,7 +23,7 @@ from llorch_export.source.open import fingerprint
 from llorch_export.verify.sample_tokens import token_ids
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError
+from llorch_serve.errors import ArtifactError, ResourceError
 from llorch_serve.fidelity.divergence import Logits
 from llorch_serve.fidelity.reference_file import (
     ReferenceHeader,
@@ -42,6 +44,17 @@ _CHUNK: Final = 256
 def has_transformers() -> bool:
     """Tell whether torch and transformers are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+
+
+def require_memory(checkpoint: Checkpoint) -> None:
+    """Raise ResourceError if memory has no room for the model in fp32."""
+    needed, free = 4 * parameters(checkpoint.config), psutil.virtual_memory().available
+    if needed > free:
+        gib = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free"
+        raise ResourceError(
+            f"the reference is the model in fp32, which takes {gib}; make one where there is more, with "
+            "llorch verify --write-reference FILE, and give it with --reference FILE"
+        )
 
 
 def make_reference(path: Path, artifact: Artifact, checkpoint: Checkpoint) -> str | None:

@@ -1,7 +1,8 @@
 """The search: cheap races among many recipes, longer ones among the few that may win.
 
 Pure: what measures is handed in, and so is the clock. The default recipe runs in every race. Screening tries
-shipped recipes first, then steps away from the default and from the best so far; a recipe beyond the bound of
+shipped recipes that may keep the bound first, then steps away from the default, or from what is faster
+than it; a recipe beyond the bound of
 divergence is not raced. Then successive halving: in each further round, twice as long, half of those that
 may still win remain. When the time is up no further race begins, and what is known decides.
 """
@@ -22,6 +23,9 @@ SCREEN_ROUNDS: Final = 2
 HALVING_ROUNDS: Final = (4, 8)
 ENTRANTS: Final = 3
 """Most candidates in one race, beside the default; each is a process that holds a model."""
+
+_UNLIKELY: Final = 5.0
+"""A shipped recipe whose own limit of divergence is so many times the bound comes after all steps."""
 
 _SCREEN_SHARE: Final = 0.6
 """Of the time, until no further recipe is tried."""
@@ -84,6 +88,7 @@ class Search:
         self._tell = tell
         self._start = clock()
         self._queue: deque[Candidate] = deque()
+        self._unlikely: deque[Candidate] = deque()
         self._expanded: set[str] = set()
         self.found: Standings | None = None
 
@@ -97,7 +102,9 @@ class Search:
         default = Standing(self._pool.default, self._measurer.judge(self._pool.default))
         _require(default.problem, default)
         self.found = Standings(default, self._limits.bounds, self._limits.weights)
-        self._queue.extend(self._pool.named())
+        far = _UNLIKELY * self._limits.bounds.max_kl
+        for one in self._pool.named():
+            (self._queue if one.limit <= far else self._unlikely).append(one)
         self._screen()
         self._halve()
         return self.found
@@ -105,6 +112,7 @@ class Search:
     def _screen(self) -> None:
         while not self._late(_SCREEN_SHARE) and (batch := self._next_batch()):
             self._race_all(batch, SCREEN_ROUNDS)
+            self._follow_the_best()
         if not self._found.default.speeds:
             self._race([], SCREEN_ROUNDS)
 
@@ -126,12 +134,21 @@ class Search:
         while len(batch) < ENTRANTS and not self._late(_SCREEN_SHARE):
             if not self._queue and not batch:  # those of the batch may be the next to step away from
                 self._queue.extend(self._next_steps())
-            if not self._queue:
+            queue = self._queue or self._unlikely
+            if not queue or (queue is self._unlikely and batch):
                 break
-            standing = self._judged(self._queue.popleft())
+            standing = self._judged(queue.popleft())
             if standing.lost is None:
                 batch.append(standing)
         return batch
+
+    def _follow_the_best(self) -> None:
+        """Put the steps from a recipe that seems to be faster than the default before all else."""
+        best = self._found.best()
+        if best is None or best is self._found.default or best.candidate.key in self._expanded:
+            return
+        self._expanded.add(best.candidate.key)
+        self._queue.extendleft(reversed(self._pool.steps(best.candidate)))
 
     def _next_steps(self) -> list[Candidate]:
         """Return the steps from the fastest candidate that none were made from yet, the default before

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from llorch_export.source.open import fingerprint, open_checkpoint
 from llorch_export.tune.candidates import Candidate, Candidates
 from llorch_export.tune.journal import Journal, JournaledMeasurer, journal_name
 from llorch_export.tune.measurer import MachineMeasurer
-from llorch_export.tune.reference import make_reference
+from llorch_export.tune.reference import make_reference, require_memory
 from llorch_export.tune.report import TuneReport, evidence, tried
 from llorch_export.tune.scenarios import Prefer, Scenarios, scenarios
 from llorch_export.tune.search import Limits, Search
@@ -35,7 +36,12 @@ from llorch_serve.artifact.lock import BeingWrittenError, exclusive
 from llorch_serve.bench.resources import look_at_host, software
 from llorch_serve.bench.schema import Host
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
-from llorch_serve.fidelity.reference_file import ReferenceFile, read_reference
+from llorch_serve.fidelity.reference_file import (
+    ReferenceFile,
+    ReferenceHeader,
+    check_reference,
+    read_reference,
+)
 from llorch_serve.files.cache import cache_folder
 from llorch_serve.files.durable import write_whole
 
@@ -45,6 +51,7 @@ class Wish:
     """What is asked for. seconds: for the search. output: the artifact's folder; None: none is exported.
 
     force: what is at the output may be replaced. command: as it was typed, for the evidence.
+    reference: a file that ``llorch verify --write-reference`` made; None: a reference is made here.
     """
 
     source: str
@@ -56,6 +63,7 @@ class Wish:
     output: Path | None
     force: bool
     command: str
+    reference: Path | None = None
 
     @property
     def recipe_path(self) -> Path | None:
@@ -83,7 +91,7 @@ class Tuning:
         self._started = time.monotonic()
         self._pool = Candidates(checkpoint, host.cpu_features)
         base = ExportOptions(source=wish.source, output=Path(), embed="none")
-        path = folder / "reference"
+        path = wish.reference or folder / "reference"
         machine = MachineMeasurer(base, folder / "artifacts", path, work, self._say)
         self._reference = self._find_reference(path, machine)
         journal = Journal(folder / "journal.jsonl")
@@ -143,8 +151,9 @@ class Tuning:
         )
         created = datetime.now(UTC).isoformat(timespec="seconds")
         told = {**evidence(report, created), "export": command}
-        text = recipe_text(_kept(best, self._wish.bounds, self._host), told)
+        text = recipe_text(kept_recipe(best, self._wish.bounds, self._host), told)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text.encode())
         except OSError as error:
             raise ResourceError(
@@ -159,13 +168,23 @@ class Tuning:
         best = found.best()
         if output is None or best is None:
             return None
-        recipe = _kept(best, self._wish.bounds, self._host)
+        recipe = kept_recipe(best, self._wish.bounds, self._host)
         options = ExportOptions(source=self._wish.source, output=output, force=self._wish.force)
         return export(recipe.options(options), lambda phase, done, total: None)
 
+    def clean(self) -> None:
+        """Remove the artifacts of candidates, which can be exported again; what was measured is kept."""
+        shutil.rmtree(self._folder / "artifacts", ignore_errors=True)
+
     def _find_reference(self, path: Path, machine: MachineMeasurer) -> ReferenceFile:
+        """Return the reference at ``path``, which is made where it is not given and not there."""
+        if self._wish.reference is not None:
+            given = read_reference(path)
+            check_reference(given, machine.artifact(self._pool.default))
+            return given
         with contextlib.suppress(ArtifactError):
             return read_reference(path)
+        require_memory(self._checkpoint)
         artifact = machine.artifact(self._pool.default)
         self._say("running the model in fp32, which the recipes are compared with")
         why = make_reference(path, artifact, self._checkpoint)
@@ -206,7 +225,8 @@ def opened(wish: Wish, say: Callable[[str], None]) -> Iterator[Tuning]:
         )
     work = scenarios(wish.streams, wish.prompt_tokens, checkpoint.config.max_exact_context)
     host = look_at_host()
-    folder = cache_folder() / "tune" / _name(checkpoint, work, host)
+    given = None if wish.reference is None else read_reference(wish.reference).header
+    folder = cache_folder() / "tune" / _name(checkpoint, work, host, given)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -222,10 +242,13 @@ def opened(wish: Wish, say: Callable[[str], None]) -> Iterator[Tuning]:
         ) from error
 
 
-def _name(checkpoint: Checkpoint, work: Scenarios, host: Host) -> str:
-    """Return the name of a search's folder: figures hold for one model, machine, work and set of versions."""
+def _name(checkpoint: Checkpoint, work: Scenarios, host: Host, given: ReferenceHeader | None) -> str:
+    """Return the name of a search's folder: figures hold for one model, machine, work and set of versions,
+    and for one reference where one is given.
+    """
     machine = (host.cpu, host.cpu_features, host.cpus_allowed)
-    return journal_name((fingerprint(checkpoint), machine, software(), GRAPH_REVISION, work.tests))
+    facts = (fingerprint(checkpoint), machine, software(), GRAPH_REVISION, work.tests, given)
+    return journal_name(facts)
 
 
 def _check_recipe(wish: Wish) -> None:
@@ -234,7 +257,7 @@ def _check_recipe(wish: Wish) -> None:
         raise UsageError(f"{path} is there already, and the recipe would go there; replace it with --force")
 
 
-def _kept(best: Standing, bounds: Bounds, host: Host) -> RecipeFile:
+def kept_recipe(best: Standing, bounds: Bounds, host: Host) -> RecipeFile:
     """Return the recipe to keep. Beyond its own limit, that is the bound that it was found within."""
     candidate: Candidate = best.candidate
     recipe = candidate.recipe

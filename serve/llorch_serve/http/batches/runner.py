@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
@@ -49,8 +50,11 @@ class BatchFaultError(LlorchError):
 class Work(Protocol):
     """What is done for one batch."""
 
-    def check(self, batch: BatchRecord) -> int:
-        """Return how many requests its input has. Blocks. Raises BatchFaultError, OSError."""
+    def check(self, batch: BatchRecord, stopping: threading.Event) -> int:
+        """Return how many requests its input has. Blocks, at most until ``stopping`` is set.
+
+        Raises BatchFaultError, OSError.
+        """
 
     async def run(self, batch: BatchRecord, tell: Callable[[Counts], None]) -> None:
         """Answer what is left to answer; cancelled, it keeps what it has.
@@ -68,8 +72,8 @@ class Work(Protocol):
 class Blocking(Protocol):
     """Runs a function on a thread, and waits for its end even where it is cancelled itself."""
 
-    async def __call__(self, work: Callable[[], T]) -> T:
-        """Return what the function does."""
+    async def __call__(self, work: Callable[[], T], hurry: Callable[[], None] = ...) -> T:
+        """Return what the function does. hurry: has it end soon, where nobody waits for it any more."""
 
 
 class BatchRunner:
@@ -176,14 +180,15 @@ class BatchRunner:
     async def _check(self, batch: BatchRecord) -> None:
         """Bring a batch from validating to in progress, or to failed."""
         async with self._checking:  # reads the whole input
+            stopping = threading.Event()
             try:
-                counts = Counts(await self._blocking(lambda: self._work.check(batch)))
+                total = await self._blocking(lambda: self._work.check(batch, stopping), stopping.set)
             except BatchFaultError as error:
                 await self._fail(batch, *error.faults)
                 return
         await self._blocking(
             lambda: self._store.move(
-                batch.id, Status.IN_PROGRESS, frozenset({Status.VALIDATING}), counts=counts
+                batch.id, Status.IN_PROGRESS, frozenset({Status.VALIDATING}), counts=Counts(total)
             )
         )
 

@@ -164,10 +164,10 @@ class Store:
                 raise HttpError(400, "file_in_use", found)
             self._drop_file(file_id)
 
-    def open_file(self, file_id: str, owner: str) -> tuple[FileRecord, BinaryIO]:
+    def open_file(self, file_id: str, owner: str) -> BinaryIO:
         """Open the content of a caller's file. Raises HttpError if there is none."""
         with self._lock:
-            return self.file(file_id, owner), self.folder.open_content(file_id)
+            return self.folder.open_content(self.file(file_id, owner).id)
 
     # Batches
 
