@@ -91,7 +91,7 @@ def report() -> TuneReport:
         source="a.gguf", complete=True, chosen="fast", default="cpu", recipe=None, artifact=None,
         command="llorch tune a.gguf", export=None, oracle="itself", positions=64, host=HOST,
         software=("llorch 0.1.0",), max_kl=0.01, memory_mib=None, prefer="balance", seconds=9.0,
-        round_noise=found.usual_deviation(), tried=tried(found),
+        round_noise=found.round_noise(), tried=tried(found),
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_the_table_has_the_fastest_first_and_says_why_the_others_are_not_it(repo
         "| to the default |  |"
     )
     assert rows[2:] == [
-        "| fast | 0.004 | 400 | 130.0 | 130.0 | 1.300 ± 0.013 | **chosen**, frontier |",
+        "| fast | 0.004 | 400 | 130.0 | 130.0 | 1.300 ± 0.061 | **chosen**, frontier |",
         "| cpu | 0.008 | 500 | 100.0 | 100.0 | 1 |  |",
         "| far | 0.2 |  |  |  |  | KL 0.2 is beyond 0.01 |",
     ]

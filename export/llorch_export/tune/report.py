@@ -100,8 +100,7 @@ def _tried(standing: Standing, found: Standings, *, on_it: bool) -> Tried:
 def _margin(standing: Standing, found: Standings) -> float | None:
     if not standing.ratios or standing is found.default:
         return None
-    margin = found.score(standing).margin(found.trust())
-    return None if math.isinf(margin) else math.expm1(margin)
+    return math.expm1(found.score(standing).margin(found.trust()))
 
 
 def table(report: TuneReport) -> str:
