@@ -6,6 +6,8 @@ usage: PYTHON run_llamacpp.py quantize SOURCE TARGET TYPE     TYPE as llama.cpp'
        importance matrix that was drawn; a JSON object of the matrices' names and row lengths
        PYTHON run_llamacpp.py logits FILE OUTPUT <windows     a JSON array of arrays of token ids, each a
        context of its own
+       PYTHON run_llamacpp.py held FILE CONTEXT NEW   a line of token ids on stdin; when NEW greedy tokens
+       have followed them it prints "held" and waits for the end of stdin
        PYTHON run_llamacpp.py tokens FILE PRE... <texts       a JSON array of texts; for each pre-tokenizer
        PRE, in place of the file's own ("" for that), a line of JSON: pre, adds_bos, and ids, a list for each
        text
@@ -93,6 +95,23 @@ def tokens(path: str, pre: str, texts: list[str]) -> dict[str, object]:
     return {"pre": pre, "adds_bos": llama_cpp.llama_vocab_get_add_bos(vocabulary), "ids": ids}
 
 
+def held(path: str, context: int, new_tokens: int) -> None:
+    """Answer the prompt on stdin greedily, then keep what it takes until stdin ends. Threads: OpenMP's."""
+    prompt = [int(token) for token in sys.stdin.readline().split()]
+    model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = context
+    running = llama_cpp.llama_init_from_model(model, params)
+    sampler = llama_cpp.llama_sampler_init_greedy()
+    for _ in range(new_tokens):
+        ids = (llama_cpp.llama_token * len(prompt))(*prompt)
+        if llama_cpp.llama_decode(running, llama_cpp.llama_batch_get_one(ids, len(prompt))):
+            sys.exit("llama.cpp cannot decode the prompt")
+        prompt = [llama_cpp.llama_sampler_sample(sampler, running, -1)]
+    print("held", flush=True)  # noqa: T201 - whoever measures waits for it
+    sys.stdin.read()
+
+
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["quantize", source, target, kind]:
@@ -101,6 +120,8 @@ if __name__ == "__main__":
             pure(source, target, kind, json.load(sys.stdin))
         case ["logits", path, output]:
             logits(path, output, json.load(sys.stdin))
+        case ["held", path, context, new_tokens]:
+            held(path, int(context), int(new_tokens))
         case ["tokens", path, *pre]:
             texts = json.load(sys.stdin)
             for name in pre:

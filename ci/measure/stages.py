@@ -64,7 +64,7 @@ def main(whole: Path, staged: Path, streams: int = 8) -> None:
         busy = [
             f"{title.replace('_', ' ')} {statistics.median(run[title] for run in found):.0f} %"
             for title in found[0]
-            if title.startswith("stage_")
+            if title.endswith("_busy")
         ]
         low, high = (pick(run["decode_tokens_per_s"] for run in found) for pick in (min, max))
         print(f"{name}: {speeds[-1]:.1f} tokens/s ({low:.1f}..{high:.1f}) {', '.join(busy)}")  # noqa: T201 - what it is for

@@ -72,6 +72,7 @@ class LoadSettings(TypedDict, total=False):
     single_graph: bool
     batch_invariant: bool
     huge_pages: bool
+    share_weights: bool
     provider: str
     provider_options: Mapping[str, str]
     provider_library: str | PathLike[str]

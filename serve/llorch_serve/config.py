@@ -58,6 +58,7 @@ class SessionConfig:
         same bits whatever else is running.
     huge_pages: move the loaded weights into huge pages, which takes some seconds for a large model; None:
         where the system can.
+    share_weights: map packed weights from a file of the user's cache, which other processes map too.
     provider: what runs the graph.
     stages: where its stages run, if it is cut into stages.
     """
@@ -70,6 +71,7 @@ class SessionConfig:
     single_graph: bool = False
     batch_invariant: bool = False
     huge_pages: bool | None = False
+    share_weights: bool = False
     provider: ProviderChoice = field(default_factory=ProviderChoice)
     stages: StageChoice = StageChoice()
 

@@ -225,9 +225,40 @@ def test_a_data_set_that_is_not_there_is_named_and_found_in_a_folder(tiny: Path,
     assert evaluate(*flags).document()["tasks"][0]["n"] == 5  # type: ignore[index]
 
 
+def test_tasks_that_draw_draw_the_same_and_a_group_is_a_figure_of_its_own(tiny: Path, tmp_path: Path) -> None:
+    lines = [{"question": f"{n} is", "choices": [" odd", " even"], "answer": n % 2} for n in range(20)]
+    for name in ("first", "second"):
+        drawn = "process_docs: !function drawn.shuffled\nfewshot_config: {sampler: default}\nnum_fewshot: 2\n"
+        write_task(tmp_path, name, CHOSEN + drawn, lines)
+    (tmp_path / "drawn.py").write_text(
+        "import random\ndef shuffled(docs):\n    order = list(range(len(docs)))\n    random.shuffle(order)\n"
+        "    return docs.select(order)\n"
+    )
+    (tmp_path / "both.yaml").write_text(
+        "group: both\ntask: [first, second]\n"
+        "aggregate_metric_list:\n  - {metric: acc, weight_by_size: true}\n"
+    )
+    flags = (tiny, "--tasks", "both", "--task-folder", tmp_path, "--json")
+    found = evaluate(*flags, "--at-least", "both.acc=0").document()["tasks"]
+    assert evaluate(*flags).document()["tasks"] == found
+    tasks = {task["task"]: task for task in found}  # type: ignore[attr-defined]
+    assert set(tasks) == {"both", "first", "second"}
+    assert tasks["first"]["samples_sha256"] != tasks["second"]["samples_sha256"]
+    mean = (tasks["first"]["metrics"][0]["value"] + tasks["second"]["metrics"][0]["value"]) / 2
+    assert tasks["both"]["metrics"][0]["value"] == pytest.approx(mean)
+    twice = evaluate(tiny, "--tasks", "both,first", "--task-folder", tmp_path)
+    assert (twice.code, "Duplicate task 'first'" in twice.error()) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("body", "code", "says"),
     [
+        (
+            "task: odd\ncustom_dataset: !function odd.load\noutput_type: generate_until\ntest_split: test\n"
+            "doc_to_text: b\ndoc_to_target: c\nunsafe_code: true\n",
+            2,
+            "runs code that the model writes",
+        ),
         ("task: [", 2, "does not have and no file in --task-folder defines"),
         ("task: odd\noutput_type: dancing\n", 2, "the task odd cannot be made: "),
         (

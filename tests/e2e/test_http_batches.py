@@ -194,7 +194,7 @@ def test_no_more_lines_run_at_once_than_may_and_others_are_answered_beside(tmp_p
         front_of(tmp_path, in_flight=2, free_running=False) as (front, generator),
         client_of(front.port) as client,
     ):
-        first = begin(client, chat_lines(4))
+        first = begin(client, chat_lines(4) + chat_lines(1, n=9).replace(b"a0", b"nine"))
         generator.wait_for(lambda g: len(g.live_ids) == 2)
         with client_of(front.port) as person:
             stream = person.completions.create(model=INFO.model_id, prompt="Hi", max_tokens=2, stream=True)
@@ -204,7 +204,7 @@ def test_no_more_lines_run_at_once_than_may_and_others_are_answered_beside(tmp_p
         clients = {request.client_id for request in generator.submitted}
         assert len(clients) == 2  # the queue has them take turns
         generator.run_freely()
-        assert wait_for(client, first.id).request_counts.completed == 4
+        assert wait_for(client, first.id).request_counts.completed == 5
 
 
 def test_a_batch_goes_on_after_a_restart_with_what_is_left(tmp_path):

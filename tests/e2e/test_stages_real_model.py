@@ -22,7 +22,8 @@ MOST_READ = {"2": 0.62, "3": 0.45}
 def greedy(artifact: Artifact, graph: GraphOf = first_graph, **cache: object) -> tuple[list[int], Array]:
     """Return 101 ids and the logits that they were taken from."""
     chain = Chain(artifact, 256, graph, **cache)  # type: ignore[arg-type]  # the cache's type alone
-    ids = Tokenizer.load(artifact.tokenizer_path).encode("The history of the steam engine begins with")
+    tokenizer = Tokenizer.load(artifact.tokenizer_path)
+    ids = tokenizer.encode("The history of the steam engine begins with", add_special_tokens=True)
     found, logits = list(ids), []
     rows = chain.run(ids, 0)
     for _ in range(101):

@@ -21,12 +21,15 @@ from llorch_serve.errors import CancelledError, LlorchError, UnavailableError
 from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import AnswerOptions, GenerationRequest, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
+from llorch_serve.stages import process as process_module
 from llorch_serve.structured.spec import Regex
+from llorch_serve.worker import worker as worker_module
 from llorch_serve.worker.local import LocalClient
 from llorch_serve.worker.worker import Worker
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import random_ids
 from support.harness.processes import WorkerProcess, llorch_here, serving
+from support.harness.worker import Sink
 
 PATIENCE_S = 60.0
 FLAGS = ("--stage-processes", "--slots", "4", "--max-context", "100000")
@@ -122,6 +125,23 @@ def test_a_stage_that_ends_while_nothing_runs_ends_the_worker(staged: Path) -> N
     with pytest.raises(UnavailableError, match="the engine has stopped"):
         LocalClient(worker).complete(endless("one"))
     worker.close()
+    check_gone(stages)
+
+
+def test_a_stage_that_hangs_does_not_keep_a_worker_from_closing(
+    staged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_STUCK_S", 0.2)
+    monkeypatch.setattr(process_module, "_END_S", 0.2)
+    config = SessionConfig(threads=1, slots=2, stages=StageChoice(processes=True))
+    worker = load_worker(staged, EngineConfig(session=config), lambda _: None)
+    stages = stages_below(psutil.Process())
+    stages[1].suspend()
+    sink = Sink()
+    worker.submit(endless("one"), sink)
+    worker.close()
+    (answer,) = sink.answers("one").values()
+    assert answer.updates[-1].is_last
     check_gone(stages)
 
 
@@ -243,13 +263,14 @@ def test_a_prompt_is_taken_up_and_guesses_are_checked_where_they_lie(staged: Pat
 
 
 def test_bench_tells_how_busy_each_stage_is(staged: Path) -> None:
-    flags = ("--stage-processes", "--streams", "2", "--tests", "decode", "--max-tokens", "4", "--repeat", "1")
+    flags = ("--streams", "2", "--tests", "decode", "--max-tokens", "4", "--repeat", "1")
     document = llorch_here("bench", staged, *flags, "--json").document()
     (row,) = document["entries"][0]["rows"]  # type: ignore[index]  # a report's
     for stage in (0, 1):
         figure = row["figures"][f"stage_{stage}_busy"]
         assert figure["unit"] == "%"
         assert 0 < figure["median"] <= 100
+        assert row["figures"][f"stage_{stage}_waiting"]["median"] >= 0
 
 
 def test_generate_and_score_run_stages(staged: Path, whole: Path) -> None:

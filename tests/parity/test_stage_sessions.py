@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,8 +21,12 @@ from llorch_serve.config import SessionConfig, StageChoice
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from llorch_serve.loading.models import open_artifact, open_lanes
 from llorch_serve.runtime.opening import open_session
-from llorch_serve.runtime.session import DecoderSession
+from llorch_serve.runtime.session import DecoderSession, SessionGraphs
+from llorch_serve.stages import wire
+from llorch_serve.stages.chain import Chain, MirroredCache
 from llorch_serve.stages.pipeline import Pipeline, open_pipeline
+from llorch_serve.stages.remote import RemotePort, answered
+from llorch_serve.stages.stage import LocalPort, Stage
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids
 from support.harness.processes import llorch
@@ -94,8 +99,16 @@ def whole_session(artifact: Artifact, **options: Any) -> DecoderSession:
     return open_session(artifact, replace(CONFIG, **options), lambda _report: None)
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_stages_give_the_bits_of_one_graph(both: Both, *, processes: bool) -> None:
+def test_stages_give_the_bits_of_one_graph(both: Both) -> None:
+    check_stages(both, processes=False)
+
+
+@pytest.mark.parametrize("both", ["as by default"], indirect=True)
+def test_so_do_stages_in_processes_of_their_own(both: Both) -> None:
+    check_stages(both, processes=True)
+
+
+def check_stages(both: Both, *, processes: bool) -> None:
     whole, staged = both
     session = whole_session(whole)
     with opened(staged, processes=processes, lanes=1) as pipeline:
@@ -143,6 +156,7 @@ def test_lanes_share_the_weights_and_nothing_else(both: Both) -> None:
             check_same(calls(lane), expected)
 
 
+@pytest.mark.parametrize("both", ["as by default"], indirect=True)
 def test_a_stage_process_refuses_as_one_graph_does(both: Both, tmp_path: Path) -> None:
     broken = Artifact(tmp_path / "broken", both[1].manifest)
     shutil.copytree(both[1].folder, broken.folder)
@@ -211,3 +225,28 @@ def test_a_real_model_gives_the_same_bits_in_two_and_three_stages(
         for processes in (False, True):
             with opened(staged, config, processes=processes, lanes=1) as pipeline:
                 check_same([steps(pipeline.sessions[0])], [expected])
+
+
+@pytest.mark.parametrize("both", ["as by default"], indirect=True)
+def test_bytes_are_all_that_crosses(both: Both) -> None:
+    """A lane through ports that carry nothing but bytes, as an actor of a cluster would, is a session too."""
+    whole, staged = both
+    with opened(staged) as pipeline:
+        (lane,) = pipeline.sessions
+        hosts = pipeline._hosts
+        carried: list[int] = []
+
+        def carry(stage: Stage, question: wire.Buffers) -> memoryview:
+            answer = b"".join(answered(stage, 0, memoryview(b"".join(question))))
+            carried.append(len(answer))
+            return memoryview(answer)
+
+        local = [cast("LocalPort", host.port(0)).stage for host in hosts]
+        ports = [RemotePort(partial(carry, stage)) for stage in local]
+        chains = SessionGraphs(Chain(ports, prompt=False), Chain(ports, prompt=True), None)
+        cache = MirroredCache(ports, lane.cache.kv, lane.capacity, takes_batches=True)
+        session = DecoderSession(
+            staged, lane.placement, cache, chains, capacity=lane.capacity, batch_invariant=True
+        )
+        check_same(calls(session), calls(whole_session(whole)))
+        assert ports[-1].times().calls == local[-1].times.calls == len(carried) / 2 - 3  # and three edits

@@ -17,11 +17,13 @@ from llorch_serve.artifact.folder import Artifact
 from support.builders.adapters import write_adapter
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import tiny_llama_config, write_gguf, write_hf_folder
+from support.builders.packed_checkpoints import write_gptq
 from support.builders.tiny_exports import export_tiny, random_ids
 from support.harness.stage_chain import Array, Chain, GraphOf, decode_graph, first_graph, prompts_graph
 from support.oracles.gguf_blocks import random_blocks
 
 LAYERS = {"num_hidden_layers": 4}
+WIDENED = LAYERS | {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
 CAPACITY = 48
 
 
@@ -128,3 +130,14 @@ def test_so_does_an_adapter(tmp_path: Path) -> None:
     whole, staged = both(tmp_path, source, "2", **adapted)
     check_same(logits(staged), logits(whole))
     assert not np.array_equal(logits(whole)[0], logits(export_tiny(source, tmp_path / "plain"))[0])
+
+
+def test_so_do_codes_that_the_runtime_widens(tmp_path: Path) -> None:
+    source = write_gptq(tmp_path / "model", WIDENED, bits=3, order=True).folder
+    whole, staged = both(tmp_path, source, "2", precision="source")
+    check_same(logits(staged), logits(whole))
+    # Each stage says what its own weights take more in memory.
+    assert staged.manifest.stages
+    parts = [stage.widened_bytes for stage in staged.manifest.stages]
+    assert all(parts)
+    assert sum(part or 0 for part in parts) == whole.manifest.widened_bytes

@@ -96,8 +96,9 @@ def test_an_empty_output_is_taken(source: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: os.mkfifo(path), "no batch wrote it"),
-        (lambda path: path.mkdir(), "no batch wrote it"),
+        (lambda path: os.mkfifo(path), "is no file, and a batch goes on from its output"),
+        (lambda path: path.mkdir(), "is no file, and a batch goes on from its output"),
+        (lambda path: path.symlink_to("/dev/null"), "is no file, and a batch goes on from its output"),
         (lambda path: path.symlink_to(path.with_name("none") / "x"), "is no folder"),
     ],
 )
@@ -107,6 +108,7 @@ def test_what_is_no_file_is_no_output(
     make(output)
     with pytest.raises(UsageError, match=reason):
         run(source, output)
+    assert sorted(output.parent.iterdir()) == [source, output]
 
 
 def test_a_link_is_no_second_output(source: Path, output: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import json
 
 import pytest
 
+from llorch_serve.batch.sources import JsonLinesSource, RawLine
 from llorch_serve.http.batches.folder import BatchFolder
 from llorch_serve.http.batches.lookup import Page
 from llorch_serve.http.batches.records import Counts, Status
@@ -18,7 +20,7 @@ from llorch_serve.http.batches.work import BatchWork
 from support.builders.batch_records import batch_record, kept_file
 from support.fakes.batch import FakeAnswerer
 from support.fakes.generator import PATIENCE_S
-from support.harness.batches import chat_lines
+from support.harness.batches import CHAT, chat_lines
 
 CHANGES = ("_write", "adopt", "remove_work", "remove_file")
 
@@ -68,8 +70,7 @@ def begun(service, content, **fields):
 
 
 def results(service, file_id):
-    _, opened = service.store.open_file(file_id, "")
-    with opened:
+    with service.store.open_file(file_id, "") as opened:
         return [json.loads(line) for line in opened]
 
 
@@ -165,3 +166,30 @@ def test_lines_of_all_batches_share_the_places(tmp_path):
         assert answerer.most_at_once == 2
 
     asyncio.run(shared())
+
+
+@pytest.mark.parametrize("status", [Status.VALIDATING, Status.IN_PROGRESS])
+def test_a_stop_does_not_wait_until_a_long_file_is_read(tmp_path, monkeypatch, status):
+    async def stopped():
+        answerer, reading, lines = FakeAnswerer(), asyncio.Event(), []
+        loop = asyncio.get_running_loop()
+
+        def endless(_self):
+            for number in itertools.count(1):
+                lines.append(number)
+                if number == 1000:
+                    loop.call_soon_threadsafe(reading.set)
+                raw = json.dumps({"custom_id": f"a{number}", "url": CHAT, "body": {}}).encode()
+                yield RawLine(number, 0, len(raw), raw)
+
+        monkeypatch.setattr(JsonLinesSource, "scan", endless)
+        async with asyncio.timeout(PATIENCE_S), served(tmp_path, answerer) as service:
+            batch = begun(service, b"{}", status=status)
+            await reading.wait()
+        found = BatchService(BatchSettings(tmp_path))
+        await found.open()
+        assert found.store.batch(batch.id, "").status is status
+        await found.close()
+        assert answerer.asked == []
+
+    asyncio.run(stopped())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from llorch_serve.batch.answering import BatchStoppedError, LineAnswer
+from llorch_serve.batch.journal import Journal
 from llorch_serve.batch.lines import BatchLine
+from llorch_serve.batch.records import Record
 from llorch_serve.batch.retries import Clock
 from llorch_serve.batch.run import Limits
 from support.fakes.batch import FakeAnswerer, FakeClock, run
@@ -113,15 +116,25 @@ def test_a_caller_that_is_not_known_ends_the_batch(source: Path, output: Path) -
     assert output.read_bytes() == b""
 
 
-def test_what_ends_the_batch_leaves_what_was_answered(source: Path, output: Path) -> None:
+def test_what_ends_the_batch_leaves_what_was_answered(
+    source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_ending = threading.Event()
+    write = Journal.write
+
+    def slowly(journal: Journal, records: Sequence[Record]) -> None:
+        is_ending.wait()
+        write(journal, records)
+
     class Ending(FakeAnswerer):
         async def answer(self, line: BatchLine) -> LineAnswer:
+            answer = await super().answer(line)
             if line.custom_id == "q2":
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
+                is_ending.set()
                 raise BatchStoppedError("the model is another one now")
-            return await super().answer(line)
+            return answer
 
+    monkeypatch.setattr(Journal, "write", slowly)
     with pytest.raises(BatchStoppedError, match="another one now"):
-        run(source, output, Ending())
+        run(source, output, Ending(turns=lambda line: 20 * (line.number - 1)))
     assert output.read_bytes().count(b"\n") == 2

@@ -192,10 +192,11 @@ def test_an_answer_that_is_no_json_is_a_failure(tmp_path: Path, body: bytes, rea
     assert failure["error"] == {"code": "invalid_answer", "message": f"line 1: {reason}"}
 
 
-def test_an_answer_of_many_lines_becomes_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_an_answer_of_many_lines_becomes_one(tmp_path: Path, end: bytes) -> None:
     class Pretty(FakeAnswerer):
         async def answer(self, line: BatchLine) -> LineAnswer:
-            return LineAnswer(200, "req", b'{\n  "a": [1,\r\n 2]\n}\n')
+            return LineAnswer(200, "req", end.join([b"{", b'  "a": [1,', b"2]", b"}", b""]))
 
     run(write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl", Pretty())
     (answer,) = read(tmp_path / "out.jsonl")

@@ -39,6 +39,8 @@ class OutputPlace:
 @contextlib.contextmanager
 def hold_output(output: Path) -> Iterator[OutputPlace]:
     """Hold an output for one run. Raises BeingWrittenError while another has it, UsageError, OSError."""
+    if output.exists() and not output.is_file():
+        raise UsageError(f"{output} is no file, and a batch goes on from its output; give a file")
     place = OutputPlace(Path(os.path.realpath(output)))  # a link is no second output
     if not place.output.parent.is_dir():
         raise UsageError(f"{place.output.parent} is no folder; make it first, or choose another output")

@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     single_graph: bool
     batch_invariant: bool
     huge_pages: bool | None
+    share_weights: bool
     provider: str | None
     options: tuple[str, ...]
     library: str | None
@@ -53,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             single_graph=config.single_graph,
             batch_invariant=config.batch_invariant,
             huge_pages=config.huge_pages,
+            share_weights=config.share_weights,
             provider=choice.name,
             options=choice.options,
             library=None if choice.library is None else str(choice.library),
@@ -72,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             single_graph=self.single_graph,
             batch_invariant=self.batch_invariant,
             huge_pages=self.huge_pages,
+            share_weights=self.share_weights,
             provider=ProviderChoice(self.provider, self.options, library, self.allow_cpu_nodes),
             stages=StageChoice(self.stage_devices, self.stage_processes),
         )

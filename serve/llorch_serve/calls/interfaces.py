@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llorch_serve.engine.load import Load, WorkerState
 from llorch_serve.errors import EngineStoppedError
 from llorch_serve.requests import TextGenerator
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class ClosableGenerator(TextGenerator, Protocol):

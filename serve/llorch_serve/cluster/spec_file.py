@@ -85,6 +85,7 @@ class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     single_graph: bool = False
     batch_invariant: bool = False
     huge_pages: bool | None = None
+    share_weights: bool = False
     provider: Text | None = None
     provider_options: tuple[Text, ...] = ()
     ep_library: Text | None = None
@@ -194,6 +195,7 @@ def _read_engine(found: _ModelTable, cores: int, where: str, problems: Problems)
         single_graph=found.single_graph,
         batch_invariant=found.batch_invariant,
         huge_pages=found.huge_pages,
+        share_weights=found.share_weights,
         provider=ProviderChoice(found.provider, found.provider_options, library, found.allow_cpu_nodes),
     )
     return EngineConfig(

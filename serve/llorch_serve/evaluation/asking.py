@@ -29,10 +29,10 @@ from llorch_serve.requests import (
 )
 from llorch_serve.sampling.params import SamplingParams
 
-MOST_WAITING: Final = 2048
+MOST_WAITING: Final = 512
 """Sequences that wait in the engine's queue at once. A request has at most 256."""
 
-WAVE: Final = 1024  # answers that are begun together
+WAVE: Final = 512  # answers that are begun together
 
 Scored: TypeAlias = Sequence[ContinuationScore] | InvalidRequestError
 Said: TypeAlias = str | InvalidRequestError

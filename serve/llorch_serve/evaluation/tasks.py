@@ -11,7 +11,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,9 +48,13 @@ class TaskChoice:
 
 @dataclass(slots=True)
 class LoadedTasks:
-    """Tasks with their data. notices: which flags had no effect on which of them."""
+    """Tasks with their data. notices: which flags had no effect on which of them.
+
+    drawn: the states of Python's and numpy's generators of random numbers, after tasks had drawn from them.
+    """
 
     made: dict[str, Any]
+    drawn: tuple[Any, Any]
     notices: list[str] = field(default_factory=list)
 
 
@@ -63,15 +67,21 @@ def load_tasks(choice: TaskChoice) -> LoadedTasks:
     from llorch_serve.evaluation.data_sets import DataSets
 
     data = DataSets(choice.folders)
-    with contextlib.redirect_stdout(sys.stderr), data.found():
+    with contextlib.redirect_stdout(sys.stderr), data.found(), _drawing() as drawn:
         manager = _manager(choice)
         made = [_load(manager, name, data) for name in choice.names]
         try:
             tasks = manager.load([one for part in made for one in part])
         except ValueError as error:
             raise UsageError(f"--tasks {','.join(choice.names)}: {error}") from error
-    loaded = LoadedTasks(dict(tasks))
+        after = drawn()
+    loaded = LoadedTasks(dict(tasks), after)
     for name, task in tasks["tasks"].items():
+        if getattr(task, "UNSAFE_CODE", False):
+            raise UsageError(
+                f"the task {name} runs code that the model writes, which llorch eval does not do; leave it "
+                f"out, or run it with lm-eval itself, in a sandbox"
+            )
         _set_shots(loaded, name, task, choice.fewshot)
     return loaded
 
@@ -85,7 +95,7 @@ def run_tasks(loaded: LoadedTasks, choice: TaskChoice, scores: ModelScores) -> t
     model = TaskModel(scores)
     try:
         # What tasks print goes to stderr: stdout is for the document.
-        with contextlib.redirect_stdout(sys.stderr), _seeded():
+        with contextlib.redirect_stdout(sys.stderr), _drawing(loaded.drawn):
             found = evaluate(
                 model,
                 loaded.made,
@@ -188,13 +198,24 @@ def _set_shots(loaded: LoadedTasks, name: str, task: Any, fewshot: int | None) -
 
 
 @contextlib.contextmanager
-def _seeded() -> Iterator[None]:
-    """Seed what tasks draw from, so that they draw the same each time."""
-    states = random.getstate(), np.random.get_state()
-    random.seed(0)
-    np.random.seed(SEED)
+def _drawing(begin: tuple[Any, Any] | None = None) -> Iterator[Callable[[], tuple[Any, Any]]]:
+    """Have what tasks draw be the same each time, and lm-eval's own; then go on as if nothing had been drawn.
+
+    begin: states to go on from; None: seeded. Yields a function that returns the states of that moment.
+    """
+
+    def states() -> tuple[Any, Any]:
+        return random.getstate(), np.random.get_state()
+
+    before = states()
+    if begin is None:
+        random.seed(0)
+        np.random.seed(SEED)
+    else:
+        random.setstate(begin[0])
+        np.random.set_state(begin[1])
     try:
-        yield
+        yield states
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        random.setstate(before[0])
+        np.random.set_state(before[1])

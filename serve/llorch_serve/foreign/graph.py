@@ -15,7 +15,6 @@ import numpy as np
 from llorch_serve.errors import ArtifactError
 from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.providers import CPU, Placement, import_runtime, placement
-from llorch_serve.providers.graph_versions import newer_than_runtime
 from llorch_serve.runtime.graph_loading import runtime_options
 
 # The first version whose check of where external data lies has been tested.
@@ -67,6 +66,8 @@ def load_graph(model: ForeignModel, threads: int) -> LoadedGraph:
             enable_fallback=False,
         )
     except Exception as error:  # the runtime's own classes of errors share no narrower base
+        from llorch_serve.providers.graph_versions import newer_than_runtime  # loads protobuf: on demand
+
         text = " ".join(str(error).split())
         if (newer := newer_than_runtime(model.graph_path, text, runtime)) is not None:
             raise ArtifactError(newer) from error

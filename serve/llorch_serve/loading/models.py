@@ -50,6 +50,11 @@ def open_model(
     """
     if config.huge_pages:
         huge_pages.require()
+        if config.share_weights:
+            raise UsageError(
+                "--huge-pages has no effect on weights that --share-weights maps from a file; leave one of "
+                "them out"
+            )
     session = _open(model, config, report)
     _gather(session, config)
     return session
@@ -74,10 +79,21 @@ def _open(
 ) -> ServedSession:
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
+            if config.share_weights and model.manifest.fixed_shapes is not None:
+                raise _not_shared(model.folder)
             return open_artifact(model, config, report)
         model = wrapped_model(model)
     refuse_choice(config.stages, model.folder)
+    if config.share_weights:
+        raise _not_shared(model.folder)
     return open_foreign(model, config, report)
+
+
+def _not_shared(folder: Path) -> UsageError:
+    return UsageError(
+        f"--share-weights has no effect on {folder}: expected an artifact of llorch's own for the CPU that "
+        "generates text and has one stage; leave it out"
+    )
 
 
 def open_lanes(
@@ -88,6 +104,8 @@ def open_lanes(
     """
     if not isinstance(model, Artifact) or not model.manifest.stages:
         return None
+    if config.share_weights:
+        raise _not_shared(model.folder)
     if config.huge_pages:
         huge_pages.require()
     pipeline = open_pipeline(model, config, report)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from llorch_serve.errors import ProviderError
-from llorch_serve.providers.graph_weights import weights_of_nodes
 from llorch_serve.providers.table import CPU
 
 
@@ -114,6 +113,8 @@ def _shares(provider: str, nodes: Mapping[str, list[tuple[str, str]]], graph: Pa
     total = sum(map(len, nodes.values()))
     weights: Mapping[str, Mapping[str, int]] = {}
     if graph is not None and len(nodes) > 1:
+        from llorch_serve.providers.graph_weights import weights_of_nodes  # loads protobuf: on demand
+
         weights = weights_of_nodes(graph)
     held = {
         name: sum({key: size for node, _ in found for key, size in weights.get(node, {}).items()}.values())

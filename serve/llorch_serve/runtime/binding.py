@@ -38,12 +38,14 @@ kernel that works in tiles.
 class Binder:
     """Loads graphs of one artifact, or of one stage of it, on one provider and binds each to a cache.
 
+    folder: where the graphs are loaded from.
     allow_cpu_nodes: nodes may run on the CPU where the provider does not take them. batch_invariant: see
         :class:`llorch_serve.config.SessionConfig`.
     cut: what crosses to and from the graphs' neighbours, where they are of a stage; None: they are whole.
     """
 
     artifact: Artifact
+    folder: Path
     runtime: Any
     provider: ActiveProvider
     threads: int
@@ -109,7 +111,7 @@ def load_graphs(binder: Binder, graphs: GraphChoice, *, context: int) -> LoadedG
     artifact = binder.artifact
     manifest, folder = artifact.manifest, artifact.folder
     where, decode = binder.load(
-        folder / graphs.decode.name,
+        binder.folder / graphs.decode.name,
         graphs.decode.recipe,
         graphs.kv.dtype,
         plain_attention=graphs.int8_cache is not None,
@@ -122,7 +124,7 @@ def load_graphs(binder: Binder, graphs: GraphChoice, *, context: int) -> LoadedG
         scales, dtype = read_scales(folder / graphs.int8_cache.scales, graphs.kv), manifest.kv.dtype
     score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
     _, prompts = binder.load(
-        folder / graphs.prompts.name,
+        binder.folder / graphs.prompts.name,
         graphs.prompts.recipe,
         dtype,
         plain_attention=score_bytes <= _MAX_SCORE_BYTES,

@@ -16,7 +16,6 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KvDtype, Recipe, cache_names
 from llorch_serve.errors import ArtifactError
 from llorch_serve.providers import ActiveProvider, byte_settings, require_exact_bytes
-from llorch_serve.providers.graph_versions import newer_than_runtime
 
 
 def runtime_options(runtime: Any, threads: int) -> Any:
@@ -56,6 +55,20 @@ def _attention_kernel(*, plain: bool) -> Iterator[None]:
             os.environ[_PLAIN_ATTENTION] = before
 
 
+def graph_options(recipe: Recipe, runtime: Any, threads: int) -> Any:
+    """Return onnxruntime's options for a graph of this recipe: those of :func:`runtime_options`, and how it
+    multiplies bytes.
+
+    Raises ProviderError for a runtime that would abort.
+    """
+    options = runtime_options(runtime, threads)
+    if recipe.multiplies_bytes and (settings := byte_settings()):
+        require_exact_bytes(runtime)
+        for setting in settings.items():
+            options.add_session_config_entry(*setting)
+    return options
+
+
 def load_graph(
     path: Path, recipe: Recipe, runtime: Any, threads: int, provider: ActiveProvider, *, plain: bool
 ) -> Any:
@@ -64,15 +77,13 @@ def load_graph(
 
     Raises ArtifactError if the runtime does not take the graph, and ProviderError for one that would abort.
     """
-    options = runtime_options(runtime, threads)
-    if recipe.multiplies_bytes and (settings := byte_settings()):
-        require_exact_bytes(runtime)
-        for setting in settings.items():
-            options.add_session_config_entry(*setting)
+    options = graph_options(recipe, runtime, threads)
     try:
         with _attention_kernel(plain=plain):
             return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
     except Exception as error:
+        from llorch_serve.providers.graph_versions import newer_than_runtime  # loads protobuf: on demand
+
         text = " ".join(str(error).split())
         if (newer := newer_than_runtime(path, text, runtime)) is not None:
             raise ArtifactError(newer) from error

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Manifest
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.providers import (
     CPU,
+    ActiveProvider,
     ProviderChoice,
     activate,
     check_target,
@@ -23,12 +25,12 @@ from llorch_serve.providers import (
 from llorch_serve.providers.device_memory import device_memory
 from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
-from llorch_serve.runtime.graph_choice import choose_graphs
+from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import plan_memory, widening_notice
-from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.session import DecoderSession
+from llorch_serve.runtime.shared_weights import SharedGraphs, shared_graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,16 @@ def open_session(
     memory = device_memory(provider, runtime)
     plan = plan_memory(manifest, graphs, config, provider, memory)
     threads = config.threads or usable_cpus()
-    max_rows = None if on_cpu else attention_rows(runtime, provider, threads)
-    few_rows = None if max_rows is None else f"{provider.runtime_name}: {too_many_rows(max_rows)}"
+    lying = _where_graphs_lie(artifact, graphs, config, runtime, provider)
+    max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
     own = plan.capacity.notice(manifest.context_length)
-    notices = filter(None, (own, few_rows, widening_notice(manifest)))
+    notices = filter(None, (own, few_rows, widening_notice(manifest), lying.notice))
     report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
 
     logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
     binder = Binder(
         artifact,
+        lying.folder,
         runtime,
         provider,
         threads,
@@ -97,6 +100,30 @@ def open_session(
         max_rows=max_rows,
         needs_one_logits_row=graphs.prompt_recipe.multiplies_bytes and not takes_no_rows(runtime),
     )
+
+
+def _where_graphs_lie(
+    artifact: Artifact, graphs: GraphChoice, config: SessionConfig, runtime: Any, provider: ActiveProvider
+) -> SharedGraphs:
+    """Return the folder that the chosen graphs are loaded from: the artifact's, or one with weights that
+    processes share. Raises UsageError if that is asked for and has no effect.
+    """
+    if not config.share_weights:
+        return SharedGraphs(artifact.folder)
+    if provider.runtime_name != CPU:
+        raise UsageError(
+            f"--share-weights has no effect on weights that {provider.runtime_name} holds; leave it out"
+        )
+    recipes = {file.name: file.recipe for file in graphs.files}
+    return shared_graphs(artifact, recipes, runtime, config.threads or usable_cpus())
+
+
+def _limited_rows(runtime: Any, provider: ActiveProvider, threads: int) -> tuple[int | None, str | None]:
+    """Return the most rows of attention that a provider computes rightly, and a notice; None: any number."""
+    from llorch_serve.runtime.operator_check import attention_rows, too_many_rows  # loads protobuf: on demand
+
+    rows = attention_rows(runtime, provider, threads)
+    return rows, None if rows is None else f"{provider.runtime_name}: {too_many_rows(rows)}"
 
 
 def _check_layout(artifact: Artifact) -> None:

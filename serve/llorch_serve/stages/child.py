@@ -17,17 +17,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-import numpy as np
-
-from llorch_serve.engine.containment import FAILED_CALLS
 from llorch_serve.runtime.bound_graph import Logits
-from llorch_serve.stages import control, wire
+from llorch_serve.stages import control
 from llorch_serve.stages.framing import Messages
 from llorch_serve.stages.loading import StageLoader
+from llorch_serve.stages.remote import answered
 from llorch_serve.stages.shared_logits import map_logits
 from llorch_serve.stages.stage import Stage
 
-_NOTHING: Final = np.zeros((0, 0, 0), np.float32)
 _BROKEN: Final = 70  # an exit code: EX_SOFTWARE of sysexits.h
 _END_SIGNALS: Final = ("SIGINT", "SIGTERM")
 
@@ -69,23 +66,9 @@ def serve(stage: Stage, lane: int, end: Messages, memory: Logits | None) -> None
     """Answer a lane's questions until they end. memory: that its logits are written to."""
     while (message := end.receive()) is not None:
         try:
-            end.send(_reply(stage, lane, message, memory))
+            end.send(answered(stage, lane, message, memory))
         except OSError:  # the worker is gone; so is this process in a moment
             return
-
-
-def _reply(stage: Stage, lane: int, message: memoryview, memory: Logits | None) -> wire.Buffers:
-    header, rows = wire.unpack_question(message)
-    found = _NOTHING
-    try:
-        if isinstance(header, wire.Run):
-            found = stage.run(lane, wire.asked_call(header, rows))
-        else:
-            stage.edit(lane, wire.asked_edit(header))
-    except FAILED_CALLS as error:
-        return wire.failed(error)
-    times = stage.times
-    return wire.done(found, memory, calls=times.calls, busy_s=times.busy_s, waiting_s=times.waiting_s)
 
 
 def _on_thread(work: Callable[[], None]) -> None:

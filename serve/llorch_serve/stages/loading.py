@@ -96,6 +96,7 @@ class StageLoader:
         view, config = self._view, self._settings.config
         binder = Binder(
             view,
+            view.folder,
             self._runtime,
             self._provider,
             self._settings.threads,

@@ -13,20 +13,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from llorch_serve.cache.kv_cache import KvCapacity
-from llorch_serve.engine.load import StageTimes
-from llorch_serve.engine.plan import SlotEdit
 from llorch_serve.errors import StageEndedError
 from llorch_serve.python_child import child_environment, module_command
 from llorch_serve.runtime.bound_graph import Logits
 from llorch_serve.runtime.row_pairs import even
-from llorch_serve.runtime.stage_graph import Rows
 from llorch_serve.stages import control, wire
-from llorch_serve.stages.calls import StageCall, StagePort
+from llorch_serve.stages.calls import StagePort
 from llorch_serve.stages.framing import Messages
 from llorch_serve.stages.loading import StageRoom, StageSettings
+from llorch_serve.stages.remote import RemotePort
 from llorch_serve.stages.shared_logits import make_memory, map_logits
 from llorch_serve.stages.stage import StageFacts
 
@@ -60,7 +59,8 @@ class ProcessHost:
         mapped: list[Logits | None] = [map_logits(each) for each in memories]
         mapped = mapped or [None] * lanes
         self._ports = [
-            ProcessPort(end, self._ended, memory) for end, memory in zip(self._lanes, mapped, strict=True)
+            RemotePort(partial(self._exchange, end), memory)
+            for end, memory in zip(self._lanes, mapped, strict=True)
         ]
         self._lock = threading.Lock()
         self._listeners: list[Callable[[StageEndedError], None]] = []
@@ -110,6 +110,17 @@ class ProcessHost:
         self._process.kill()
         self._process.wait()
 
+    def _exchange(self, end: Messages, question: wire.Buffers) -> memoryview:
+        """Return a lane's answer. Raises StageEndedError if there is none."""
+        try:
+            end.send(question)
+            answer = end.receive()
+        except OSError:
+            answer = None
+        if answer is None:
+            raise self._ended()
+        return answer
+
     def _ask(self, question: control.Question) -> None:
         try:
             self._control.send([control.write(question)])
@@ -154,45 +165,6 @@ class ProcessHost:
             listeners = list(self._listeners)
         for tell in listeners:
             tell(failure)
-
-
-class ProcessPort:
-    """A stage of another process, as one lane reaches it.
-
-    ended: returns how that process has ended. memory: that it writes logits to; None: they are in messages.
-    """
-
-    def __init__(self, end: Messages, ended: Callable[[], StageEndedError], memory: Logits | None) -> None:
-        self._end = end
-        self._memory = memory
-        self._process_ended = ended
-        self._times = StageTimes()
-
-    def run(self, call: StageCall) -> Rows:
-        """See :class:`llorch_serve.stages.calls.StagePort`."""
-        return self._answer(wire.ask_run(call))
-
-    def edit(self, edit: SlotEdit) -> None:
-        """See :class:`llorch_serve.stages.calls.StagePort`."""
-        self._answer(wire.ask_edit(edit))
-
-    def times(self) -> StageTimes:
-        """Return what the stage told with its last answer to this lane."""
-        return self._times
-
-    def _answer(self, question: wire.Buffers) -> Rows:
-        try:
-            self._end.send(question)
-            message = self._end.receive()
-        except OSError:
-            message = None
-        if message is None:
-            raise self._process_ended()
-        header, rows = wire.unpack_answer(message, self._memory)
-        if isinstance(header, wire.Failed):
-            raise wire.error_of(header)
-        self._times = StageTimes(header.calls, header.busy_s, header.waiting_s)
-        return rows
 
 
 def _shared_memories(settings: StageSettings, lanes: int) -> list[int]:

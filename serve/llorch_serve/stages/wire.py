@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -26,6 +25,12 @@ Buffers: TypeAlias = list[bytes | memoryview]
 ElementType = Literal["float32", "float16", "uint16"]
 _ALIGNMENT: Final = 64
 _HEADER_LENGTH: Final = struct.Struct("<I")
+_TYPES: Final[dict[ElementType, np.dtype[Any]]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "uint16": np.dtype(np.uint16),
+}
+_NAMES: Final = {dtype: name for name, dtype in _TYPES.items()}  # numpy's own ``dtype.name`` takes long
 _NOTHING: Final = np.zeros((0, 0, 0), np.float32)
 
 
@@ -137,7 +142,7 @@ def _split(message: memoryview) -> tuple[memoryview, memoryview]:
 
 
 def _array(header: Question | Answer, data: memoryview) -> Rows:
-    dtype = np.dtype(header.dtype)
+    dtype = _TYPES[header.dtype]
     expected = math.prod(header.shape) * dtype.itemsize
     if len(data) != expected:
         raise ValueError(f"{len(data)} bytes for an array {list(header.shape)} of {header.dtype}")
@@ -218,10 +223,4 @@ def error_of(answer: Failed) -> Exception:
 
 
 def _element(rows: Rows) -> ElementType:
-    name: Any = rows.dtype.name
-    return name  # type: ignore[no-any-return]
-
-
-def size_of(parts: Sequence[bytes | memoryview]) -> int:
-    """Return the bytes of a message."""
-    return sum(len(part) for part in parts)
+    return _NAMES[rows.dtype]

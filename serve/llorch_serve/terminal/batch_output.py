@@ -55,7 +55,7 @@ def describe_rate(summary: Summary, *, left: bool = True) -> str:
 
 def duration(seconds: float) -> str:
     """Return a duration for people: 12.3 s, 4:05 or 1:02:03."""
-    if seconds < _MINUTE_S:
+    if round(seconds, 1) < _MINUTE_S:
         return f"{seconds:.1f} s"
     hours, rest = divmod(round(seconds), _HOUR_S)
     minutes, rest = divmod(rest, _MINUTE_S)

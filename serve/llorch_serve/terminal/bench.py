@@ -19,7 +19,7 @@ from llorch_serve.terminal.bench_flags import (
 )
 from llorch_serve.terminal.groups import composed, given, only
 from llorch_serve.terminal.load_flags import LoadFlags
-from llorch_serve.terminal.session_flags import HugePages, ProviderFlags, SessionFlags
+from llorch_serve.terminal.session_flags import HugePages, ProviderFlags, SessionFlags, ShareWeights
 from llorch_serve.terminal.target import ModelFlags
 
 
@@ -49,6 +49,7 @@ def command(
         only("max_context", "kv_dtype", "single_graph", "batch_invariant", "stage_device", "stage_processes"),
     ],
     huge_pages: HugePages = None,
+    share_weights: ShareWeights = False,
     threads: Annotated[ProviderFlags, only("threads")],
     reference: Annotated[
         Path | None,
@@ -100,13 +101,16 @@ def command(
             depths=[0] if depth is None else read_counts("--depth", depth, least=0),
             streams=counts,
             repeat=repeat,
-            session=session.config(threads, slots=max(counts), huge_pages=huge_pages),
+            session=session.config(
+                threads, slots=max(counts), huge_pages=huge_pages, share_weights=share_weights
+            ),
             reference=reference,
         )
         show_report(measure_here(run), report)
         return
     local = [*model.given(), *entries.given(), *session.given(), *threads.given()]
     local += given(tests=tests, depth=depth, huge_pages=huge_pages, reference=reference)
+    local += given(share_weights=share_weights)
     refuse_local_flags(worker.connect, local)
     if load.given():
         from llorch_serve.terminal.bench_serving import measure_worker

@@ -56,8 +56,8 @@ class FileFlags(FlagGroup, frozen=True):
             "--batch-in-flight",
             min=1,
             metavar="N",
-            help="With --batch-folder: most lines of all batches that are answered at once. Default: one "
-            "less than there are slots, which leaves one to whoever waits for an answer.",
+            help="With --batch-folder: most answers to lines of all batches that are made at once. Default: "
+            "one less than there are slots, which leaves one to whoever waits for an answer.",
             show_default=False,
         ),
     ] = None

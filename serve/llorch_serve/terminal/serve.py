@@ -32,7 +32,13 @@ from llorch_serve.terminal.serving_flags import (
     read_message_bytes,
     read_stream_interval,
 )
-from llorch_serve.terminal.session_flags import EngineFlags, HugePages, ProviderFlags, SessionFlags
+from llorch_serve.terminal.session_flags import (
+    EngineFlags,
+    HugePages,
+    ProviderFlags,
+    SessionFlags,
+    ShareWeights,
+)
 from llorch_serve.terminal.target import ModelFlags, export_source, find_artifact, find_tokenizer
 
 if TYPE_CHECKING:
@@ -56,6 +62,7 @@ def command(
     elsewhere: ReplicaFlags,
     session: SessionFlags,
     huge_pages: HugePages = None,
+    share_weights: ShareWeights = False,
     engine: Annotated[
         EngineFlags,
         only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format", "rank_format"),
@@ -112,13 +119,18 @@ def command(
     head = elsewhere.head()
     loading: Loading
     if head is None:
-        config = engine.config(session.config(provider, slots=slots, huge_pages=huge_pages))
+        config = engine.config(
+            session.config(provider, slots=slots, huge_pages=huge_pages, share_weights=share_weights)
+        )
         loading = _here(
             model, name.add_to(config), elsewhere, queue, front.otlp_endpoint, preload_only=preload_only
         )
     else:
         own = given(
-            huge_pages=huge_pages, preload_only=preload_only, slots=None if slots == _SLOTS else slots
+            huge_pages=huge_pages,
+            share_weights=share_weights,
+            preload_only=preload_only,
+            slots=None if slots == _SLOTS else slots,
         )
         kinds = (session, engine, provider, name, queue)
         refuse_in_cluster(own, *(kind.given() for kind in kinds))

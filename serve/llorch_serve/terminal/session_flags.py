@@ -37,6 +37,16 @@ HugePages = Annotated[
 ]
 
 
+ShareWeights = Annotated[
+    bool,
+    typer.Option(
+        "--share-weights/--no-share-weights",
+        help="Map packed weights from a file in the user's cache, made if it is not there: several workers "
+        "of a machine hold them once.",
+    ),
+]
+
+
 class ProviderFlags(FlagGroup, frozen=True):
     """What runs the graph, and with how many threads."""
 
@@ -131,7 +141,12 @@ class SessionFlags(FlagGroup, frozen=True):
     ] = False
 
     def config(
-        self, provider: ProviderFlags, *, slots: int, huge_pages: bool | None = False
+        self,
+        provider: ProviderFlags,
+        *,
+        slots: int,
+        huge_pages: bool | None = False,
+        share_weights: bool = False,
     ) -> SessionConfig:
         """Return the settings of a session with ``slots`` sequences. Raises UsageError for a size that is
         none.
@@ -145,6 +160,7 @@ class SessionFlags(FlagGroup, frozen=True):
             single_graph=self.single_graph,
             batch_invariant=self.batch_invariant,
             huge_pages=huge_pages,
+            share_weights=share_weights,
             provider=provider.choice(),
             stages=StageChoice(_read_devices(self.stage_device), self.stage_processes),
         )

@@ -46,15 +46,22 @@ it gains.
 """
 
 
+def leave_threads_alone() -> None:
+    """Keep the library from making a pool of threads.
+
+    Its batches are used for one text each, to be free of the lock; a pool would have nothing to do. As this
+    changes the environment, it comes before whatever reads that on another thread.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
 class Tokenizer:
     """A tokenizer.json, without padding or truncation whatever the file says. Safe to use from many
     threads.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        # The library's batches are used for one text each, to be free of the lock; a pool of threads would
-        # have nothing to do.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        leave_threads_alone()
         self._inner = inner
         with rust_call:
             inner.no_padding()

@@ -6,6 +6,11 @@ what becomes of them then is in ``live_requests.py``.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Final
+
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.load import Load, together
@@ -34,6 +39,11 @@ from llorch_serve.worker.local import run_together
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.ranking import choose_ranking
 from llorch_serve.worker.served import ServedModel, ServedPipeline, ServedSession
+
+_STUCK_S: Final = 30.0
+"""After which a stage whose call has not ended is ended, where the worker is to close. No call takes longer
+than one with a part of a prompt.
+"""
 
 
 class Worker(LoadedModel):
@@ -91,12 +101,28 @@ class Worker(LoadedModel):
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""
-        if self._requests.close():
+        with self._patience():
+            closed = self._requests.close()
+        if closed:
             for engine in self._engines:
                 engine.close()
             self._grammars.close()
             if self._pipeline is not None:
                 self._pipeline.close()
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """End stages that hold up what is done meanwhile: one that neither answers nor ends."""
+        if self._pipeline is None:
+            yield
+            return
+        last = threading.Timer(_STUCK_S, self._pipeline.close)
+        last.daemon = True
+        last.start()
+        try:
+            yield
+        finally:
+            last.cancel()
 
     def warm_up(self) -> None:
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages

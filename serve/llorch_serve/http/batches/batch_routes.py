@@ -105,7 +105,7 @@ class BatchRoutes:
             error_file_id=new_file_id(),
             metadata=asked.metadata,
             output_seconds=asked.output_seconds,
-            model=info.model_id,
+            model=(info.served_names or (info.model_id,))[0],
         )
         return self._store.add_batch(batch)
 

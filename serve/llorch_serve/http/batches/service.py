@@ -74,13 +74,17 @@ class BatchService:
             logger.error("the disk of --batch-folder is full: %s", error)
             raise HttpError(507, "disk_full", "the worker's disk is full; try again later") from error
 
-    async def blocking(self, work: Callable[[], T]) -> T:
-        """Run a function on a thread. Where this is cancelled it waits for the function first, which nothing
-        can break off.
+    async def blocking(self, work: Callable[[], T], hurry: Callable[[], None] = lambda: None) -> T:
+        """Run a function on a thread. Where this is cancelled it waits for the function first.
+
+        hurry: called then, to have the function end soon.
         """
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
+            hurry()
             await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # else asyncio logs it
             raise

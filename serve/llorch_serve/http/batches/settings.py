@@ -15,7 +15,8 @@ class BatchSettings:
     caller_bytes, total_bytes: that files, uploads and results take together, of one caller and of all.
     caller_files: most files, and most batches, that one caller has. total_files: that all have; their records
         are in memory.
-    in_flight: most lines of all batches that are asked at once; None: as many as the model has slots.
+    in_flight: most answers to lines of all batches that are made at once; None: one less than the model has
+        slots, where it has several.
     """
 
     folder: Path

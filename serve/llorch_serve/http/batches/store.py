@@ -164,10 +164,10 @@ class Store:
                 raise HttpError(400, "file_in_use", found)
             self._drop_file(file_id)
 
-    def open_file(self, file_id: str, owner: str) -> tuple[FileRecord, BinaryIO]:
+    def open_file(self, file_id: str, owner: str) -> BinaryIO:
         """Open the content of a caller's file. Raises HttpError if there is none."""
         with self._lock:
-            return self.file(file_id, owner), self.folder.open_content(file_id)
+            return self.folder.open_content(self.file(file_id, owner).id)
 
     # Batches
 
@@ -213,6 +213,10 @@ class Store:
         """Return the batches that have not ended, of all callers, the oldest first."""
         with self._lock:
             return self._live()
+
+    def is_current(self, batch: BatchRecord) -> bool:
+        """Tell whether a batch is still as it was found. Does not block."""
+        return self._batches.get(batch.id) is batch
 
     def move(self, batch_id: str, status: Status, begun: frozenset[Status], **changes: Any) -> BatchRecord:
         """Bring a batch into another status, unless its own is not one of ``begun`` any more; return it as it

@@ -6,27 +6,28 @@ with which a run that was broken off goes on, and at the end files of its owner'
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from llorch_serve.batch.answering import Answerer, LineAnswer
+from llorch_serve.batch.answering import Answerer
 from llorch_serve.batch.header import Header, make_header, read_header
 from llorch_serve.batch.journal import Journal, open_journal
-from llorch_serve.batch.lines import BatchLine, LineForm
+from llorch_serve.batch.lines import LineForm
 from llorch_serve.batch.place import OutputPlace, hold_output
 from llorch_serve.batch.plan import BatchInputError, Plan, make_plan
 from llorch_serve.batch.records import failure_record
 from llorch_serve.batch.run import Limits, run_batch
-from llorch_serve.batch.sources import JsonLinesSource
+from llorch_serve.batch.sources import JsonLinesSource, RawLine
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.http.batches.places import Places, SharedAnswerer
 from llorch_serve.http.batches.records import BatchRecord, Counts, Fault, Status, TokenUsage
 from llorch_serve.http.batches.runner import BatchFaultError, Blocking
 from llorch_serve.http.batches.store import Store
@@ -41,23 +42,26 @@ MakeAnswerer = Callable[[BatchRecord, str], Answerer]
 """Makes what answers the lines of a batch; it is given the batch, and what ids of answers derive from."""
 
 
-class SharedAnswerer:
-    """Has lines of all batches share a number of places. places: those that are left."""
+class _StoppableSource(JsonLinesSource):
+    """A file of which no more is read once ``stopping`` is set: to read all of it may take a minute."""
 
-    def __init__(self, answerer: Answerer, places: asyncio.Semaphore) -> None:
-        self._answerer = answerer
-        self._places = places
+    def __init__(self, path: Path, stopping: threading.Event) -> None:
+        super().__init__(path)
+        self._stopping = stopping
 
-    async def answer(self, line: BatchLine) -> LineAnswer:
-        """Answer one line, once it has a place."""
-        async with self._places:
-            return await self._answerer.answer(line)
+    def scan(self) -> Iterator[RawLine]:
+        """Yield every line that is not blank. Raises OSError, InterruptedError where it was stopped."""
+        for line in super().scan():
+            if self._stopping.is_set():
+                raise InterruptedError("nobody waits for this file any more")
+            yield line
 
 
 class BatchWork:
     """Implements :class:`llorch_serve.http.batches.runner.Work`.
 
-    fingerprint: returns that of the model that answers now. in_flight: most lines of all batches at once.
+    fingerprint: returns that of the model that answers now. in_flight: most answers to lines of all batches
+        that are made at once.
     """
 
     def __init__(
@@ -73,12 +77,15 @@ class BatchWork:
         self._make_answerer = make_answerer
         self._fingerprint = fingerprint
         self._in_flight = in_flight
-        self._places = asyncio.Semaphore(in_flight)
+        self._places = Places(in_flight)
 
-    def check(self, batch: BatchRecord) -> int:
-        """Return how many requests its input has. Blocks. Raises BatchFaultError, OSError."""
+    def check(self, batch: BatchRecord, stopping: threading.Event) -> int:
+        """Return how many requests its input has. Blocks, at most until ``stopping`` is set.
+
+        Raises BatchFaultError, OSError, and InterruptedError where it was stopped.
+        """
         with self._told(batch), contextlib.ExitStack() as stack:
-            plan = self._planned(batch, stack.enter_context(self._held(batch)), stack)
+            plan = self._planned(batch, stack.enter_context(self._held(batch)), stack, stopping)
             if plan.counts.bad == plan.counts.lines:
                 raise BatchFaultError(
                     tuple(
@@ -90,9 +97,9 @@ class BatchWork:
 
     async def run(self, batch: BatchRecord, tell: Callable[[Counts], None]) -> None:
         """Answer what is left to answer; cancelled, it keeps what it has."""
-        stack = contextlib.ExitStack()
+        stack, stopping = contextlib.ExitStack(), threading.Event()
         try:
-            plan, journal = await self._blocking(lambda: self._opened(batch, stack))
+            plan, journal = await self._blocking(lambda: self._opened(batch, stack, stopping), stopping.set)
             total = plan.counts.lines
             tell(Counts(total, journal.answered, journal.failed))
             answerer = self._make_answerer(batch, journal.header.run_id)
@@ -134,7 +141,13 @@ class BatchWork:
     def _held(self, batch: BatchRecord) -> contextlib.AbstractContextManager[OutputPlace]:
         return hold_output(self._place(batch).output)
 
-    def _planned(self, batch: BatchRecord, place: OutputPlace, stack: contextlib.ExitStack) -> Plan:
+    def _planned(
+        self,
+        batch: BatchRecord,
+        place: OutputPlace,
+        stack: contextlib.ExitStack,
+        stopping: threading.Event,
+    ) -> Plan:
         """Read the input. Raises BatchInputError, UsageError, OSError."""
         try:
             self._store.folder.open_content(batch.input_file_id).close()
@@ -142,16 +155,18 @@ class BatchWork:
             if error.errno not in (errno.ENOENT, errno.ELOOP):  # ELOOP: a link, which is not followed
                 raise
             raise UsageError(f"{batch.input_file_id} is not there any more; send it again") from error
-        source = JsonLinesSource(self._store.folder.content(batch.input_file_id))
+        source = _StoppableSource(self._store.folder.content(batch.input_file_id), stopping)
         stack.callback(source.close)
         form = LineForm(urls=(batch.endpoint,))
         return stack.enter_context(make_plan(source, form, place.work_folder))
 
-    def _opened(self, batch: BatchRecord, stack: contextlib.ExitStack) -> tuple[Plan, Journal]:
+    def _opened(
+        self, batch: BatchRecord, stack: contextlib.ExitStack, stopping: threading.Event
+    ) -> tuple[Plan, Journal]:
         """Read the input, and what is answered already."""
         with self._told(batch):
             place = stack.enter_context(self._held(batch))
-            plan = self._planned(batch, place, stack)
+            plan = self._planned(batch, place, stack, stopping)
             header, found = self._header(batch, plan), read_header(place.output)
             if found is not None and found.fingerprint != header.fingerprint:
                 told = (
@@ -171,7 +186,7 @@ class BatchWork:
         try:
             with contextlib.ExitStack() as stack:
                 place = stack.enter_context(self._held(batch))
-                plan = self._planned(batch, place, stack)
+                plan = self._planned(batch, place, stack, threading.Event())
                 header = read_header(place.output) or self._header(batch, plan)
                 journal = stack.enter_context(open_journal(place, header, plan, retry_failed=False))
                 records = []
