@@ -34,7 +34,7 @@ def bench(folder: Path, cores: Sequence[int], streams: int, *flags: str) -> Run:
         "--streams", str(streams), "--max-tokens", str(TOKENS), "--repeat", "1", "--json", *flags,
     ]  # fmt: skip
     done = subprocess.run(
-        [shutil.which("taskset") or "taskset", "-c", ",".join(map(str, cores)), *command],
+        [shutil.which("taskset") or "taskset", "--cpu-list", ",".join(map(str, cores)), *command],
         check=True,
         capture_output=True,
         env=child_environment(),
