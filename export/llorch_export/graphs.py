@@ -6,15 +6,16 @@ Takes what the transforms have left and the resolved export; ``pipeline.py`` wri
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llorch_export.artifact.companions import prompt_plan
+from llorch_export.artifact.companions import prompt_plan, share_weights
 from llorch_export.artifact.description import Progress
+from llorch_export.artifact.staged import TABLE_FILE, StagedGraphs, StageGraphs, StageNames
 from llorch_export.calibration.measurements import CalibrationIds, measured_moments
-from llorch_export.graph.decoder import DecoderGraph, build_decoder, build_embedder
+from llorch_export.graph.decoder import DecoderGraph, build_decoder, build_embedder, plan_table
 from llorch_export.graph.front import Interface
-from llorch_export.graph.weights import WeightPlan
+from llorch_export.graph.weights import DATA_FILE, Part, WeightJob, WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors, error_factor
 from llorch_export.resolved import ResolvedExport
 from llorch_export.transform.moments import second_moments
@@ -57,7 +58,53 @@ class ArtifactGraphs:
         resolved = self.resolved
         if resolved.prompts is None:
             return None
-        return self._build(resolved.prompts, weights=prompt_plan(resolved.recipe, resolved.prompts, first))
+        return self._build(resolved.prompts, part=Part(prompt_plan(resolved.recipe, resolved.prompts, first)))
+
+    def staged(self) -> StagedGraphs:
+        """Build the graphs of all stages, each over data files of its own."""
+        resolved, prepared = self.resolved, self.prepared
+        table = WeightPlan(TABLE_FILE)
+        cast = plan_table(
+            prepared.config,
+            resolved.recipe,
+            prepared.tensors,
+            calibration=prepared.calibration,
+            error_factors=self.factors,
+            target=resolved.target,
+            part=Part(table),
+        )
+        stages = [
+            self._stage(layers, StageNames.of(number), {TABLE_FILE: table.jobs})
+            for number, layers in enumerate(resolved.stages)
+        ]
+        return StagedGraphs(tuple(stages), tuple(table.jobs), cast)
+
+    def whole(self, stages: StagedGraphs) -> DecoderGraph:
+        """Build one graph of all layers over the data files of the stages."""
+        plan = WeightPlan(DATA_FILE, stages.jobs)
+        graph = self._build(self.resolved.recipe, part=Part(plan))
+        assert not plan.jobs, "the stages have all weights"
+        return graph
+
+    def _stage(
+        self, layers: range, names: StageNames, table: Mapping[str, Sequence[WeightJob]]
+    ) -> StageGraphs:
+        resolved = self.resolved
+
+        def built(*, int8_cache: bool = False) -> DecoderGraph:
+            part = Part(WeightPlan(names.data, table), layers, names.scales)
+            return self._build(resolved.recipe, int8_cache=int8_cache, part=part)
+
+        first = built()
+        decode = built(int8_cache=True) if resolved.recipe.int8_cache else None
+        assert decode is None or [job.tensors for job in decode.jobs] == [job.tensors for job in first.jobs]
+        prompts = None
+        if resolved.prompts is not None:
+            shared = share_weights(resolved.recipe, resolved.prompts)
+            others = {**table, names.data: first.jobs} if shared else None
+            part = Part(WeightPlan(names.prompts_data, others), layers)
+            prompts = self._build(resolved.prompts, part=part)
+        return StageGraphs(layers, names, first, decode, prompts)
 
     def _build(
         self,
@@ -65,7 +112,7 @@ class ArtifactGraphs:
         interface: Interface = Interface.LLORCH,
         *,
         int8_cache: bool = False,
-        weights: WeightPlan | None = None,
+        part: Part | None = None,
     ) -> DecoderGraph:
         return build_decoder(
             self.prepared.config,
@@ -77,7 +124,7 @@ class ArtifactGraphs:
             interface=interface,
             target=self.resolved.target,
             int8_cache=int8_cache,
-            weights=weights,
+            part=part,
         )
 
 

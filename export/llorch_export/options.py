@@ -12,6 +12,7 @@ from typing import Literal
 
 from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.config.embedding import EmbedChoice
+from llorch_export.graph.stage_choice import StageChoice
 from llorch_serve.artifact.manifest import (
     Activations,
     ComputeType,
@@ -85,6 +86,7 @@ class ExportOptions:
         compute type does not; None adds it where weights are quantised and the target has it.
     embed: how texts become vectors, which the graph then gives in place of logits; ``none``: not at all;
         None: as files beside the checkpoint say.
+    stages: how many graphs the layers are cut into, which run one after another; None: they are one.
     """
 
     source: str
@@ -112,3 +114,4 @@ class ExportOptions:
     prompts: ExportOptions | None = None
     activations: Activations | None = None
     embed: EmbedChoice | None = None
+    stages: StageChoice | None = None

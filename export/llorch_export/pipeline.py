@@ -13,7 +13,12 @@ from typing import Any
 import msgspec
 
 from llorch_export.adapter.apply import with_adapters
-from llorch_export.artifact.companions import including, planned, with_int8_cache, with_prompt_graph
+from llorch_export.artifact.companions import (
+    including,
+    planned,
+    with_int8_cache,
+    with_prompt_graph,
+)
 from llorch_export.artifact.description import (
     GRAPH_FILE,
     Progress,
@@ -27,6 +32,7 @@ from llorch_export.artifact.description import (
     up_to_date,
 )
 from llorch_export.artifact.place import check_output
+from llorch_export.artifact.staged import as_one_graph, with_stages
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds, read_calibration
 from llorch_export.checkpoint.base import Checkpoint, LazyTensor
@@ -47,10 +53,16 @@ from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import ResolvedExport, check_source, resolve, with_packed_defaults
 from llorch_export.source.open import open_checkpoint
+from llorch_export.staged import StagedWriting, cut_into_stages
 from llorch_export.transform.prepare import fixed_transforms, prepare
 from llorch_export.verify.float_range import probe_activations
 from llorch_serve.artifact.folder import MANIFEST_NAME, Artifact, load_artifact
-from llorch_serve.artifact.manifest import FixedShapes, Manifest, Target, encode_manifest
+from llorch_serve.artifact.manifest import (
+    FixedShapes,
+    Manifest,
+    Target,
+    encode_manifest,
+)
 
 PREFILL_FILE = "prefill.onnx"
 _OVERHEAD_BYTES = 2**24  # room for graph, tokenizer and manifest when the free space is checked
@@ -101,6 +113,7 @@ def export(options: ExportOptions, progress: Progress) -> ExportResult:
     if resolved.calibration is not None:
         text = read_calibration(resolved.calibration, checkpoint)
         resolved = resolved.with_text(text.text)
+    resolved = cut_into_stages(resolved, checkpoint.config, checkpoint.tensors)
     source_print = fingerprint_source(checkpoint, progress)
     terms = licences(checkpoint)
     fields = checkpoint_fields(
@@ -122,7 +135,7 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
     """Write everything into the writer's folder and check it; return the notices."""
     checkpoint, text = job.checkpoint, job.text
     if text is not None:  # measuring takes minutes, after which a full disk should be no news
-        graph, prompt_bytes = planned(
+        graph, prompts = planned(
             resolved,
             *fixed_transforms(
                 checkpoint.config,
@@ -131,14 +144,18 @@ def _make(writer: ArtifactWriter, resolved: ResolvedExport, job: _Job) -> tuple[
                 embeds=resolved.embedding is not None,
             ),
         )
-        writer.require_space(graph.data_bytes + (prompt_bytes or 0) + _OVERHEAD_BYTES)
+        prompt_bytes = 0 if prompts is None else prompts.data_bytes
+        writer.require_space(graph.data_bytes + prompt_bytes + _OVERHEAD_BYTES)
     prepared = prepare(checkpoint, resolved.recipe, text, job.progress, measure=resolved.measures_inputs)
     if prepared.calibration is not None:
         resolved = resolved.with_peaks(prepared.calibration.peaks())
     with error_factors(prepared, resolved.recipe, text, job.progress) as factors:
-        graph = _write_graphs(writer, ArtifactGraphs(resolved, prepared, factors), job)
-    written = load_artifact(writer.folder)
-    out_of_range = probe_activations(written) if resolved.recipe.compute_type == "float16" else None
+        write = _write_stages if resolved.stages else _write_graphs
+        graph = write(writer, ArtifactGraphs(resolved, prepared, factors), job)
+    written, out_of_range = load_artifact(writer.folder), None
+    if resolved.recipe.compute_type == "float16":
+        with as_one_graph(writer, written.manifest, graph) as whole:
+            out_of_range = probe_activations(whole)
     found = (graph.weight_cast.underflow_notice(), out_of_range, resolved.cache_left_out)
     notices = [*source_notices(checkpoint), *graph.notices]
     notices += (notice for notice in found if notice is not None)
@@ -179,6 +196,21 @@ def _write_graphs(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> 
         manifest = with_prompt_graph(writer, manifest, resolved.prompts, for_prompts, progress)
     writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
     return graph
+
+
+def _write_stages(writer: ArtifactWriter, graphs: ArtifactGraphs, job: _Job) -> DecoderGraph:
+    """Do as :func:`_write_graphs` does for graphs in stages; return one graph of all layers over their files,
+    with what is to be known of them.
+    """
+    staged = StagedWriting(writer, graphs, graphs.staged())
+    writer.require_space(staged.data_bytes + _OVERHEAD_BYTES)
+    whole, stages = staged.write(job.progress)
+    add_text_files(writer, job.checkpoint, job.terms)
+    manifest = staged.completed(
+        with_stages(_manifest(writer, graphs.resolved, whole, job), stages), whole, job.text, job.progress
+    )
+    writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
+    return whole
 
 
 def _manifest(writer: ArtifactWriter, resolved: ResolvedExport, graph: DecoderGraph, job: _Job) -> Manifest:

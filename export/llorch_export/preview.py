@@ -22,6 +22,7 @@ from llorch_export.pipeline import storage_notices
 from llorch_export.recipes.base import base_recipe
 from llorch_export.resolved import check_source, resolve, with_packed_defaults
 from llorch_export.source.open import open_checkpoint, open_settings, open_text
+from llorch_export.staged import cut_into_stages
 from llorch_export.transform.lazy import Tensors
 from llorch_export.transform.prepare import fixed_transforms
 from llorch_serve.artifact.manifest import KvDtype, Recipe
@@ -44,9 +45,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     resolved = resolve(with_packed_defaults(tensors, options, read.embedding), config, read.embedding)
     embeds = resolved.embedding is not None
-    graph, prompt_bytes = planned(
-        resolved, *fixed_transforms(config, tensors, resolved.recipe, embeds=embeds)
-    )
+    resolved = cut_into_stages(resolved, config, tensors)
+    graph, prompts = planned(resolved, *fixed_transforms(config, tensors, resolved.recipe, embeds=embeds))
     carried = storage_notices(tensors, resolved)
     kv_dtype: KvDtype = "int8" if resolved.recipe.int8_cache else graph.kv.dtype
     return {
@@ -65,7 +65,8 @@ def preview(options: ExportOptions) -> dict[str, object]:
         ),
         "data_bytes": graph.data_bytes,
         "prompt_recipe": resolved.prompts,
-        "prompt_data_bytes": prompt_bytes,
+        "prompt_data_bytes": None if prompts is None else prompts.data_bytes,
+        "stages": [{"first_layer": part.start, "end_layer": part.stop} for part in resolved.stages],
         "kv_dtype": kv_dtype,
         "kv_bytes_per_token": msgspec.structs.replace(graph.kv, dtype=kv_dtype).bytes_per_token,
         "tensors": [{"name": name, "shape": list(shape)} for name, shape in shapes.items()],

@@ -53,6 +53,7 @@ class ResolvedExport:
     choices, prompt_choices: what the rules of either recipe may come to, where a text decides; until it is
         measured, the first modules stand for those that it will choose.
     embedding: how the graph turns texts into vectors; None: it gives logits.
+    stages: the layers of each graph that runs one after another; none: there is one graph.
     cache_left_out: a notice that there is no graph over an int8 cache, for the model is too large to be
         measured unasked; None: there is nothing to say.
     """
@@ -66,6 +67,7 @@ class ResolvedExport:
     prompt_choices: Choices
     cache_left_out: str | None
     embedding: EmbeddingForm | None = None
+    stages: tuple[range, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what all that follows may rely on; :func:`resolve` has refused everything else by name."""

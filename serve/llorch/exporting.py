@@ -47,6 +47,7 @@ class ExportSettings(TypedDict, total=False):
     kl_limit: float
     activations: Activations
     embed: Literal["last", "mean", "none"]
+    stages: int | str
 
 
 def export(
@@ -70,6 +71,7 @@ def export(
     check_names(settings, ExportSettings)
     with required("export"):
         from llorch_export.adapter.choice import parse_choices
+        from llorch_export.graph.stage_choice import parse_stages
         from llorch_export.options import ExportOptions
         from llorch_export.pipeline import export as run
         from llorch_export.recipes.default import unasked_recipe
@@ -77,6 +79,8 @@ def export(
     given: dict[str, Any] = dict(settings)
     if "calibration" in given:
         given["calibration"] = Path(given["calibration"])
+    if "stages" in given:
+        given["stages"] = parse_stages(str(given["stages"]))
     given["transforms"] = tuple(given.get("transforms", ()))
     options = ExportOptions(fspath(source), Path(output), lora=parse_choices(tuple(lora)), **given)
     chosen = unasked_recipe(options) if recipe is None else fspath(recipe)

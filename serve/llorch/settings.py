@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from llorch_serve.artifact.manifest import KvDtype
-from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.config import EngineConfig, SessionConfig, StageChoice
 from llorch_serve.providers import ProviderChoice
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.structured.spec import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
@@ -60,6 +60,7 @@ class LoadSettings(TypedDict, total=False):
     """How a model is loaded; what is left out is what ``llorch generate`` takes.
 
     provider: its name, as ``--provider`` takes it. provider_options: by name. provider_library: of a plugin.
+    stage_devices, stage_processes: see :class:`llorch_serve.config.StageChoice`.
     The rest: see :class:`llorch_serve.config.SessionConfig` and :class:`llorch_serve.config.EngineConfig`.
     """
 
@@ -76,6 +77,8 @@ class LoadSettings(TypedDict, total=False):
     provider_options: Mapping[str, str]
     provider_library: str | PathLike[str]
     allow_cpu_nodes: bool
+    stage_devices: Sequence[int]
+    stage_processes: bool
     prefill_chunk: int
     max_waiting: int
     max_waiting_tokens: int
@@ -138,9 +141,10 @@ def engine_config(settings: LoadSettings) -> EngineConfig:
         None if library is None else Path(library),
         given.pop("allow_cpu_nodes", False),
     )
+    stages = StageChoice(tuple(given.pop("stage_devices", ())), given.pop("stage_processes", False))
     ours = {field.name for field in fields(EngineConfig)}
     session = SessionConfig(
-        provider=provider, **{name: value for name, value in given.items() if name not in ours}
+        provider=provider, stages=stages, **{name: value for name, value in given.items() if name not in ours}
     )
     return replace(
         EngineConfig(), session=session, **{name: value for name, value in given.items() if name in ours}

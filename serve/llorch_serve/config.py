@@ -29,6 +29,21 @@ _UNITS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class StageChoice:
+    """Where the stages of a model that is cut into stages run.
+
+    devices: the number of each stage's device among those of the provider; empty: all on the provider's own.
+    processes: each stage in a process of its own on this machine, with its share of the cores.
+    lanes: groups of sequences whose calls are in different stages at once; None: as many as there are places
+        that work at the same time, the processes or the devices.
+    """
+
+    devices: tuple[int, ...] = ()
+    processes: bool = False
+    lanes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionConfig:
     """Runtime settings.
 
@@ -45,6 +60,7 @@ class SessionConfig:
         where the system can.
     share_weights: map packed weights from a file of the user's cache, which other processes map too.
     provider: what runs the graph.
+    stages: where its stages run, if it is cut into stages.
     """
 
     threads: int | None = None
@@ -57,6 +73,7 @@ class SessionConfig:
     huge_pages: bool | None = False
     share_weights: bool = False
     provider: ProviderChoice = field(default_factory=ProviderChoice)
+    stages: StageChoice = StageChoice()
 
 
 class CacheSharing(enum.Enum):

@@ -10,8 +10,10 @@
     ├── PortError                   exit 5   the address cannot be bound
     ├── ResourceError               exit 6   memory or disk is too small; RESOURCE_EXHAUSTED
     ├── WorkerError                 exit 7   a worker could not be reached, or refused
+    │   └── UnreachableError        exit 7   no worker answers at the address
     ├── LoggedError                 exit 1   INTERNAL, an error id
     │   └── EngineStoppedError      exit 1   INTERNAL, the same error id for every request it ended
+    ├── StageEndedError             exit 1   INTERNAL; the engine stops after it
     ├── LibraryPanicError           exit 1   INTERNAL, an error id
     └── RequestError                         one request is refused; the worker goes on
         ├── InvalidRequestError     exit 2   INVALID_ARGUMENT, with every bad field
@@ -86,6 +88,10 @@ class WorkerError(LlorchError):
     exit_code = 7
 
 
+class UnreachableError(WorkerError):
+    """No worker answers at an address; one may again."""
+
+
 class LoggedError(LlorchError):
     """Something failed that nobody expects to, and has been logged where it did.
 
@@ -99,6 +105,10 @@ class LoggedError(LlorchError):
 
 class EngineStoppedError(LoggedError):
     """The engine of a worker met an error that it does not expect; nothing can be answered after it."""
+
+
+class StageEndedError(LlorchError):
+    """What runs a stage of the model has ended, and with it the keys and values of every sequence there."""
 
 
 class LibraryPanicError(LlorchError):

@@ -97,7 +97,8 @@ class Page:
         self._compare = compare
         self._ports = {port: str(free_port()) for port in ("50051", "8080")}
         path = f"{shim}{os.pathsep}{os.environ['PATH']}"
-        self._settings = {"PATH": path, "LLORCH_PORT": self._ports["50051"]}
+        cache = str(Path.cwd() / "cache")
+        self._settings = {"PATH": path, "LLORCH_PORT": self._ports["50051"], "LLORCH_CACHE": cache}
 
     def follow(self, blocks: list[Block]) -> None:
         """Run all commands; workers end with the page."""

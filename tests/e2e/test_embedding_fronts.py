@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.client.blocking import WorkerClient
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import InvalidRequestError, ModelMismatchError, UnsupportedError
+from llorch_serve.http.batches.settings import BatchSettings
 from llorch_serve.http.settings import HttpSettings
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.loading.worker import AnyWorker, load_any, load_worker
@@ -22,6 +24,7 @@ from llorch_serve.requests import EmbedRequest, GenerationRequest, TextPrompt, T
 from llorch_serve.rpc import worker_pb2 as pb
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny
+from support.harness.batches import begin, client_of, results, wait_for
 from support.harness.http import Answer, running_front, send
 from support.harness.rpc import open_stub
 
@@ -70,6 +73,22 @@ def test_http_rpc_and_python_give_the_same_bits(artifact: Artifact, front: Any) 
     for found in (over_rpc, in_process, connected):
         np.testing.assert_array_equal(over_http, found)
     np.testing.assert_allclose(np.linalg.norm(over_http, axis=1), 1, atol=1e-6)
+
+
+def test_a_batch_over_http_has_the_same_vectors(worker: AnyWorker, front: Any, tmp_path: Path) -> None:
+    lines = [
+        {"custom_id": text, "method": "POST", "url": "/v1/embeddings", "body": {"input": text}}
+        for text in TEXTS
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    settings = HttpSettings(batches=BatchSettings(tmp_path))
+    with running_front(worker, settings=settings) as running, client_of(running.port) as client:
+        ended = wait_for(client, begin(client, content, endpoint="/v1/embeddings").id)
+        assert ended.status == "completed"
+        found = results(client, ended.output_file_id)
+        assert ended.usage.input_tokens == ended.usage.total_tokens > len(TEXTS)
+    together = vectors(ask(front, input=TEXTS))
+    assert [found[text]["response"]["body"]["data"][0]["embedding"] for text in TEXTS] == together
 
 
 def test_every_shape_of_input_and_both_formats(worker: AnyWorker, front: Any) -> None:

@@ -184,11 +184,11 @@ def test_a_damaged_artifact(tiny, tmp_path, damage, command):
 
 def test_a_manifest_of_the_future(tiny, tmp_path):
     folder = shutil.copytree(tiny, tmp_path / "artifact")
-    data = json.loads((folder / "llorch.json").read_text()) | {"schema_version": 2, "invented": True}
+    data = json.loads((folder / "llorch.json").read_text()) | {"schema_version": 3, "invented": True}
     (folder / "llorch.json").write_text(json.dumps(data))
     outcome = llorch_here("generate", folder, "--prompt", "a")
     assert outcome.code == 3
-    assert "schema version 2" in outcome.error()
+    assert "schema version 3" in outcome.error()
     assert "pip install -U llorch" in outcome.error()
 
 

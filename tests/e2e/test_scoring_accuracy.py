@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_scores import WorkerScores
 
 from conftest import REPOSITORY
+from llorch_serve.client.blocking import WorkerClient
+from llorch_serve.evaluation.remote import RemoteModel
+from llorch_serve.evaluation.scores import ModelScores
+from llorch_serve.terminal.console import step_progress
 from support.harness.processes import WorkerProcess
 from tolerances import LOGPROBS
 
@@ -79,9 +82,8 @@ def test_score_finds_the_accuracy_of_transformers(
     pairs: list[tuple[str, str]],
     expected: list[tuple[float, bool]],
 ) -> None:
-    scores = WorkerScores(smollm2_worker("fp32").address)
-    found = scores.log_likelihoods(pairs)
-    scores.close()
+    with WorkerClient(smollm2_worker("fp32").address) as client:
+        found = ModelScores(RemoteModel(client), step_progress).log_likelihoods(pairs)
     for (logprob, is_greedy), (wanted, greedy) in zip(found, expected, strict=True):
         assert logprob == pytest.approx(wanted, abs=10 * LOGPROBS)
         assert is_greedy == greedy

@@ -1,6 +1,4 @@
-"""Several answers and scores through a real channel: the plain stub, the typed client, and lm-eval's
-questions to it.
-"""
+"""Several answers and scores through a real channel: the plain stub, and the typed client."""
 
 from __future__ import annotations
 
@@ -12,21 +10,17 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from worker_scores import WorkerScores, find_access, grouped, windows
 
 from llorch_serve.client.blocking import WorkerClient
-from llorch_serve.client.channel import PLAIN
 from llorch_serve.config import EngineConfig
-from llorch_serve.errors import AuthenticationError, InvalidRequestError, ModelMismatchError, UnsupportedError
+from llorch_serve.errors import InvalidRequestError, ModelMismatchError, UnsupportedError
 from llorch_serve.observe.logs import FIELDS
 from llorch_serve.observe.narration import Narrator
 from llorch_serve.observe.tap import ObservedGenerator
 from llorch_serve.requests import AnswerOptions, GenerationRequest, ScoreRequest, TextPrompt, TokenPrompt
 from llorch_serve.rpc import worker_pb2 as pb
-from llorch_serve.rpc.security import Certificate, Security
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.worker import Worker
-from support.builders.certificates import make_certificates
 from support.fakes.session import Call, continuation, next_logits
 from support.harness.rpc import open_stub, running_server
 from support.harness.worker import (
@@ -273,88 +267,3 @@ def test_a_caller_that_leaves_ends_everything_of_its_request(tmp_path: Path, kin
         load = worker.load()
     worker.close()
     assert (load.running, load.waiting) == (0, 0)
-
-
-# What the example asks of a worker, without lm-eval.
-
-
-@pytest.fixture
-def scores(address: str) -> Iterator[WorkerScores]:
-    made = WorkerScores(address)
-    yield made
-    made.close()
-
-
-def test_a_worker_with_tls_and_a_token_is_asked_with_both(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = make_certificates(tmp_path)
-    certificate = Certificate(files.server_cert.read_bytes(), files.server_key.read_bytes())
-    security = Security(tokens=("s3cret",), certificate=certificate, client_ca=files.ca.read_bytes())
-    named = [str(path) for path in (files.ca, files.client_cert, files.client_key)]
-    with running_server(worker, security=security) as running:
-        monkeypatch.setenv("LLORCH_API_TOKEN", "s3cret")
-        made = WorkerScores(running.address, find_access(*named))
-        assert len(made.log_likelihoods([("hello", " there")])) == 1
-        made.close()
-        monkeypatch.setenv("LLORCH_API_TOKEN", "")
-        with pytest.raises(AuthenticationError):
-            WorkerScores(running.address, find_access(*named))
-    assert find_access() == PLAIN
-
-
-def test_pairs_are_scored_in_their_order(scores: WorkerScores) -> None:
-    pairs = [("hello", " there"), ("hello", " world"), ("", "who"), ("is it ", "you"), ("hello", " there")]
-    found = scores.log_likelihoods(pairs)
-    for (context, text), (logprob, is_greedy) in zip(pairs, found, strict=True):
-        before = TOKENIZER.encode(context.rstrip(), add_special_tokens=True)
-        whole = TOKENIZER.encode(context + text, add_special_tokens=True)
-        after = whole[len(before) :]
-        prefix = before or (BOS,)
-        assert logprob == pytest.approx(log_likelihood((*prefix, *after), len(prefix)))
-        assert is_greedy == (continuation(prefix, len(after), VOCAB) == list(after))
-
-
-def test_neighbours_of_one_context_go_in_one_call() -> None:
-    pairs = [("a", "1"), ("a", "2"), ("b", "1"), ("a", "3")]
-    assert list(grouped(pairs)) == [("a", ["1", "2"]), ("b", ["1"]), ("a", ["3"])]
-    assert [len(texts) for _, texts in grouped([("a", "x")] * 300)] == [256, 44]
-
-
-@pytest.mark.parametrize("length", [1, 2, 5, 8])
-@pytest.mark.parametrize("count", [0, 1, 5, 6, 17])
-def test_windows_predict_every_token_once_from_as_much_as_fits(length: int, count: int) -> None:
-    ids = tuple(range(100, 100 + count))
-    cut = list(windows(ids, length))
-    assert tuple(token for window in cut for token in window.tokens) == ids
-    assert all(1 <= len(window.tokens) <= length for window in cut)
-    done = 0
-    for window in cut:
-        if done:  # what the model is given is as long as its context
-            assert len(window.context) + len(window.tokens) - 1 == length
-            assert window.context == ids[done - len(window.context) : done]
-        else:
-            assert window.context == ()
-        done += len(window.tokens)
-
-
-def test_a_text_longer_than_the_context_is_scored_in_windows(scores: WorkerScores) -> None:
-    text = "hello there, who is it that comes so late through night and wind " * 4
-    ids = TOKENIZER.encode(text, add_special_tokens=True)
-    assert len(ids) > 2 * CONTEXT
-    [found] = scores.whole_texts([text])
-    expected = 0.0
-    for window in windows(ids, CONTEXT):
-        context = window.context or (BOS,)
-        expected += log_likelihood(context + window.tokens, len(context))
-    assert found == pytest.approx(expected)
-
-
-def test_texts_are_continued(scores: WorkerScores) -> None:
-    greedy = SamplingParams(temperature=0.0, max_tokens=4)
-    found = scores.continue_texts([("hello", greedy), ("there", greedy)])
-    for text, answer in zip(("hello", "there"), found, strict=True):
-        ids = TOKENIZER.encode(text, add_special_tokens=True)
-        stops = scores.info.stop_token_ids
-        expected = continuation(ids, 4, VOCAB, stop_ids=stops)
-        assert answer == TOKENIZER.decode(expected, keep_special_tokens=False)

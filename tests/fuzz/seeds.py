@@ -126,6 +126,7 @@ def seeds(scratch: Path) -> Iterator[tuple[str, str, bytes]]:
     yield "foreign", "both", json.dumps(config).encode()
     for name, body in BODIES.items():
         yield "http", name, json.dumps(body).encode()
+    yield "form", "file", FORM
     yield from (("protobuf", name, message.SerializeToString()) for name, message in messages().items())
     for name, text in ANSWERS.items():
         yield "answer", name, text.encode()
@@ -144,7 +145,20 @@ EXPRESSIONS = (
     "{{ (messages|selectattr('role', 'equalto', 'user')|list|last).content }}{{ strftime_now('%d %b %Y') "
     "}}{{ raise_exception('no') if n < 0 }}"
 )
+FORM = (
+    b"multipart/form-data; boundary=7e3b\n"
+    b'--7e3b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--7e3b\r\nContent-Disposition: form-data; name="expires_after[anchor]"\r\n\r\ncreated_at\r\n'
+    b'--7e3b\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n3600\r\n'
+    b'--7e3b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n'
+    b"Content-Type: application/octet-stream\r\n\r\n{}\r\n--7e3b--\r\n"
+)
+
 BODIES = {
+    "batch": {
+        "input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h",
+        "metadata": {"a": "b"}, "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+    },
     "chat": {
         "model": "tiny", "stream": True, "stream_options": {"include_usage": True}, "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2,
         "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}], "n": 2, "stop": ["a"],

@@ -45,6 +45,10 @@ from llorch_serve.errors import LlorchError
 from llorch_serve.fidelity.reference_file import read_reference
 from llorch_serve.foreign.genai import describe_genai
 from llorch_serve.foreign.optimum import describe_optimum
+from llorch_serve.http.batches.reading import read_batch
+from llorch_serve.http.batches.settings import BatchSettings
+from llorch_serve.http.batches.store import Store
+from llorch_serve.http.batches.uploads import Upload
 from llorch_serve.http.fields import read_struct
 from llorch_serve.http.job_routes import CancelBody, JobDialect
 from llorch_serve.http.openai_requests import read_chat, read_completion
@@ -290,8 +294,31 @@ def _http_body() -> Callable[[bytes], object]:
         lambda raw: read_chat(raw, INFO, CALLER, []),
         lambda raw: JobDialect().read(raw, INFO, CALLER),
         lambda raw: read_struct(raw, CancelBody),
+        lambda raw: read_batch(raw, None),
     )
     return lambda data: _each(reads, data)
+
+
+def _form() -> Callable[[bytes], object]:
+    """Read a form that is sent: its Content-Type, a line break, and its body, in two pieces."""
+
+    def run(data: bytes) -> None:
+        kind, _, body = data.partition(b"\n")
+        with folder_of({}) as path:
+            store = Store(BatchSettings(path))
+            store.open()
+            try:
+                upload = Upload(store, "", kind.decode("latin-1"))
+                try:
+                    upload.write(body[: len(body) // 2])
+                    upload.write(body[len(body) // 2 :])
+                    upload.finish()
+                finally:
+                    upload.abandon()
+            finally:
+                store.close()
+
+    return run
 
 
 def _protobuf() -> Callable[[bytes], object]:
@@ -379,6 +406,7 @@ TARGETS: Mapping[str, Target] = {
     "answer": Target(_answer),
     "checkpoint": Target(_checkpoint_files, json=True),
     "foreign": Target(_foreign, json=True),
+    "form": Target(_form),
     "gguf": Target(_gguf),
     "http": Target(_http_body, json=True),
     "manifest": Target(_manifest, json=True),

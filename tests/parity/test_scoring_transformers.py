@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.evaluation.windows import windows
 from llorch_serve.loading.worker import load_worker
 from llorch_serve.requests import GenerationRequest, GenerationUpdate, ScoreRequest, TokenPrompt
 from llorch_serve.worker.local import score, stream
@@ -120,11 +121,9 @@ def test_greedy_answers_of_one_prompt_are_the_same(case: Case) -> None:
 
 
 def test_a_text_in_windows_is_scored_whole(case: Case) -> None:
-    from worker_scores import windows
-
     ids = tuple(random_ids(300, seed=6))
     found = 0.0
-    for part in windows(ids, 128):
+    for part in windows(ids, 128, 128):
         context = TokenPrompt(part.context or (1,))
         [result] = score(case.worker, ScoreRequest("w", context, (TokenPrompt(part.tokens),)))
         found += result.logprob

@@ -100,8 +100,8 @@ def test_a_huge_manifest_is_refused_unread(folder: Path) -> None:
 
 
 def test_a_newer_schema_is_refused_with_what_to_upgrade_whatever_else_it_holds(folder: Path) -> None:
-    message = refusal(edited(folder, lambda m: m.update(schema_version=2, invention={"a": 1}, model=None)))
-    assert "schema version 2" in message
+    message = refusal(edited(folder, lambda m: m.update(schema_version=3, invention={"a": 1}, model=None)))
+    assert "schema version 3" in message
     assert "pip install -U llorch" in message
 
 

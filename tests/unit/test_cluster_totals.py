@@ -34,7 +34,7 @@ def test_figures_are_summed_over_the_replicas_of_the_model() -> None:
 
 def test_every_figure_of_a_load_is_summed_or_of_the_front() -> None:
     summed = {*module._COUNTERS, *module._MOMENTARY}
-    assert set(Load.__dataclass_fields__) - summed == {"state", "load_percent"}
+    assert set(Load.__dataclass_fields__) - summed == {"state", "load_percent", "stages"}
 
 
 def test_no_replica_is_nothing() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import yaml
 
+from llorch_export.graph.stage_choice import StageChoice
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.artifact.manifest import FileEntry, encode_manifest
 from llorch_serve.errors import ArtifactError, HubError, UsageError
@@ -18,8 +19,9 @@ from llorch_serve.hub.card import Fidelity, model_card, read_fidelity
 from llorch_serve.hub.pull import pull
 from llorch_serve.hub.push import push
 from llorch_serve.hub.reference import Reference
+from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_artifact import tiny_manifest, write_tiny_artifact
-from support.builders.tiny_exports import contents
+from support.builders.tiny_exports import contents, export_tiny
 from support.fakes.hub import Fault, Hub
 from support.harness.hub import hub_environment, hub_for_pushes
 from support.harness.processes import llorch
@@ -59,6 +61,14 @@ def test_what_is_pushed_pulls_back(hub: Hub, artifact: Path, tmp_path: Path) -> 
     for told in ("0.0042 nats", "98.70%", manifest.source.fingerprint, manifest.files[0].sha256):
         assert told in card
     assert {one.token for one in hub.requests if one.path.startswith("/objects/")} <= {None}
+
+
+def test_so_does_a_model_in_stages(hub: Hub, tmp_path: Path) -> None:
+    source = write_hf_folder(tmp_path / "model", {"tie_word_embeddings": True})
+    staged = export_tiny(source, tmp_path / "staged", stages=StageChoice(2)).folder
+    push(staged, REPO)
+    assert contents(pull(REPO, tmp_path / "back").folder) == contents(staged)
+    assert {"stage0.onnx.data", "stage1.onnx.data", "table.onnx.data"} < contents(staged).keys()
 
 
 def test_a_card_that_somebody_wrote_stays_and_ours_is_renewed(hub: Hub, artifact: Path) -> None:

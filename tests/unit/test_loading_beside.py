@@ -9,13 +9,17 @@ import threading
 
 import pytest
 
+from llorch_serve.loading.beside import made_beside
 from llorch_serve.loading.collection import uncollected
-from llorch_serve.loading.worker import _beside
 from llorch_serve.python_child import child_environment
 
 
 def failing(error: Exception) -> object:
     raise error
+
+
+def kept(_: object) -> None:
+    pytest.fail("nothing is let go of here")
 
 
 def test_both_are_made_at_once() -> None:
@@ -25,16 +29,18 @@ def test_both_are_made_at_once() -> None:
         met.wait()
         return name
 
-    assert _beside(lambda: make("tokenizer"), lambda: make("graph")) == ("tokenizer", "graph")
+    assert made_beside(lambda: make("tokenizer"), lambda: make("graph"), kept) == ("tokenizer", "graph")
 
 
-def test_the_first_ones_error_is_told_if_both_fail() -> None:
+def test_the_first_ones_error_is_told_and_what_the_second_made_is_let_go_of() -> None:
+    let_go: list[str] = []
     with pytest.raises(ValueError, match="tokenizer"):
-        _beside(lambda: failing(ValueError("tokenizer")), lambda: failing(KeyError("graph")))
+        made_beside(lambda: failing(ValueError("tokenizer")), lambda: failing(KeyError("graph")), kept)
     with pytest.raises(ValueError, match="tokenizer"):
-        _beside(lambda: failing(ValueError("tokenizer")), lambda: 1)
+        made_beside(lambda: failing(ValueError("tokenizer")), lambda: "graph", let_go.append)
+    assert let_go == ["graph"]
     with pytest.raises(KeyError, match="graph"):
-        _beside(lambda: 1, lambda: failing(KeyError("graph")))
+        made_beside(lambda: 1, lambda: failing(KeyError("graph")), kept)
 
 
 def test_the_collector_is_as_it_was_after_a_load() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_scores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("at_once", [False, True])
 def test_items(stream: bool, at_once: bool) -> None:
     """Whatever came piece by piece is written again as a whole, at the end."""
-    shape = ResponseShape("resp_1", 0, "m", {}, False, True, ())
+    shape = ResponseShape("resp_1", 0, time.time, "m", {}, False, True, ())
     kept = KeptResponses()
     dialect = TranslatedDialect(pytest.fail, lambda detail: ResponseAnswer(detail, kept), Problem.openai)
     step = len(MANY) if at_once else 10

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from llorch_export.adapter.choice import AdapterChoice
 from llorch_export.config.embedding import EmbedChoice
+from llorch_export.graph.stage_choice import StageChoice
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.conflict_rows import Conflict
@@ -43,6 +44,7 @@ VALUES: dict[str, list[Any]] = {
     "prompts": [PROMPTS],
     "activations": [*get_args(Activations)],
     "embed": [*get_args(EmbedChoice)],
+    "stages": [StageChoice(2)],
 }
 WITHOUT_A_SAY = {"source", "output", "max_context", "force", "if_changed", "two_bit_accuracy_level"}
 """What no other option rules out: where an export comes from and goes to, the length, which a model limits,

@@ -22,7 +22,7 @@ from llorch_export.options import ExportOptions
 from llorch_export.pipeline import ExportResult, export
 from llorch_export.recipes.base import base_recipe
 from llorch_serve.artifact.folder import load_artifact
-from llorch_serve.artifact.manifest import GenerationDefaults
+from llorch_serve.artifact.manifest import SCHEMA_VERSION, GenerationDefaults
 from llorch_serve.errors import ArtifactError, LlorchError, NewerSchemaError, UsageError
 from support.builders.checkpoints import (
     BOS_ID,
@@ -386,9 +386,8 @@ def test_if_changed_leaves_a_newer_artifact_alone(tmp_path: Path, model: Path) -
     would start.
     """
     run(model, tmp_path / "out")
-    manifest = json.loads((tmp_path / "out" / "llorch.json").read_text())
     (tmp_path / "out" / "llorch.json").write_text(
-        json.dumps({"schema_version": manifest["schema_version"] + 1, "anything": "new"})
+        json.dumps({"schema_version": SCHEMA_VERSION + 1, "anything": "new"})
     )
     before = contents(tmp_path / "out")
     with pytest.raises(NewerSchemaError, match=r"schema version \d+; this llorch reads up to .* Upgrade"):

@@ -24,13 +24,15 @@ def test_every_field_of_a_request_is_a_setting():
 
 
 def test_every_setting_of_loading_is_a_field():
-    ours = names(SessionConfig) - {"provider"} | names(EngineConfig) - {"session"}
+    ours = names(SessionConfig) - {"provider", "stages"} | names(EngineConfig) - {"session"}
     # Whose requests share what is cached, and what clients call the model: there is one caller in a process.
     assert LoadSettings.__annotations__.keys() == ours - {"cache_sharing", "served_names", "rank_format"} | {
         "provider",
         "provider_options",
         "provider_library",
         "allow_cpu_nodes",
+        "stage_devices",
+        "stage_processes",
     }
 
 

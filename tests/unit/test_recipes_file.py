@@ -147,7 +147,8 @@ def test_a_flag_replaces_the_default_of_its_name() -> None:
 def test_shipped_recipes_are_described_and_resolve(name: str) -> None:
     found = load_recipe(name)
     assert found.description
-    assert found.measures == (name == "int4-gptq" or name.startswith("cpu"))
+    static = name.startswith("cpu") and name != "cpu-faithful"
+    assert found.measures == (name == "int4-gptq" or static)
     if name.endswith("-prompts"):  # which go with another recipe's transforms
         base = ExportOptions(source="m", output=Path(), transforms=("rotate", "hadamard"))
         options = with_prefill(base, name).prompts

@@ -20,6 +20,7 @@ from llorch_serve.errors import (
     QueueFullError,
     ResourceError,
     UnavailableError,
+    UnreachableError,
     UnsupportedError,
     WorkerError,
 )
@@ -144,7 +145,7 @@ def test_a_lone_surrogate_in_a_message_does_not_break_the_status():
 )
 def test_a_status_that_is_no_worker_refusal_becomes_a_worker_error(code, says):
     back = read_status(Failed(grpc.StatusCode[code], "refused"), address="host:1")
-    assert type(back) is WorkerError
+    assert type(back) is (UnreachableError if code == "UNAVAILABLE" else WorkerError)
     assert says in str(back)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llorch_export.adapter.choice import AdapterChoice
+from llorch_export.graph.stage_choice import StageChoice
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.pipeline import export
 from llorch_serve.artifact.folder import MANIFEST_NAME
@@ -151,6 +152,7 @@ VARIED: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "quantizer": [(INT4, {"quantizer": name}) for name in ("nearest", "search", "hqq")],
     "scale_type": [({}, {"scale_type": "bfloat16"})],
     "max_context": [({}, {"max_context": 64})],
+    "stages": [({}, {"stages": StageChoice(2)})],
     "interop": [({}, {"interop": "genai"})],
     "compute_type": [({}, {"compute_type": "bfloat16"})],
     "target": [({}, {"target": "portable"})],

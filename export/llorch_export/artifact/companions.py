@@ -13,26 +13,24 @@ from typing import Final
 
 import msgspec
 
-from llorch_export.artifact.cache_scales import calibration_texts, measure_scales
+from llorch_export.artifact.cache_scales import Scales, calibration_texts, measure_scales
 from llorch_export.artifact.description import Progress, listed
 from llorch_export.artifact.write import ArtifactWriter
 from llorch_export.calibration.measurements import CalibrationIds
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.formats.targets import MIN_ONNXRUNTIME_INT8_CACHE
-from llorch_export.graph.attention import SCALES_FILE
 from llorch_export.graph.check import checked_bytes
 from llorch_export.graph.decoder import DecoderGraph, build_decoder, build_embedder
 from llorch_export.graph.lowest_runtime import later
-from llorch_export.graph.weights import WeightJob, WeightPlan
+from llorch_export.graph.weights import DATA_FILE, SCALES_FILE, Part, WeightPlan
 from llorch_export.resolved import ResolvedExport
-from llorch_serve.artifact.folder import MANIFEST_NAME, load_artifact
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import (
     Int8Cache,
     LlamaConfig,
     Manifest,
     PromptGraph,
     Recipe,
-    encode_manifest,
 )
 
 DECODE_FILE: Final = "decode.onnx"
@@ -68,9 +66,9 @@ def including(first: DecoderGraph, prompts: DecoderGraph) -> DecoderGraph:
 
 def planned(
     resolved: ResolvedExport, config: LlamaConfig, tensors: Mapping[str, LazyTensor]
-) -> tuple[DecoderGraph, int | None]:
-    """Return the first graph as it is before anything is measured, and the bytes that a graph for prompts
-    adds. Reads no weights.
+) -> tuple[DecoderGraph, DecoderGraph | None]:
+    """Return the first graph, of all layers, as it is before anything is measured, and the graph for prompts,
+    which has jobs for the weights that it adds. Reads no weights.
 
     config, tensors: as the transforms that measure nothing leave them.
     """
@@ -90,23 +88,23 @@ def planned(
     if resolved.prompts is None:
         return graph, None
     plan = prompt_plan(resolved.recipe, resolved.prompts, graph)
-    prompts = build(recipe=resolved.prompts, weights=plan)
-    return including(graph, prompts), plan.total_bytes
+    prompts = build(recipe=resolved.prompts, part=Part(plan))
+    return including(graph, prompts), prompts
 
 
 def prompt_plan(first: Recipe, prompts: Recipe, graph: DecoderGraph) -> WeightPlan:
     """Return an empty plan for the weights that the graph for prompts does not share with ``graph``."""
-    return WeightPlan(PROMPTS_DATA, _shared(first, prompts, graph))
+    return WeightPlan(PROMPTS_DATA, {DATA_FILE: graph.jobs} if share_weights(first, prompts) else None)
 
 
-def _shared(first: Recipe, other: Recipe, graph: DecoderGraph) -> tuple[WeightJob, ...]:
-    """Return the jobs that give the same arrays in both recipes where names, types and shapes agree.
+def share_weights(first: Recipe, other: Recipe) -> bool:
+    """Tell whether arrays are the same in both recipes where names, types and shapes agree.
 
     Those say nothing of how 4-bit weights were found, or of a GGUF file's own blocks.
     """
     plain = "source" not in (first.precision, first.head_precision)
     quantizers = {rule.quantizer for recipe in (first, other) for rule in recipe.rules}
-    return graph.jobs if plain and {first.quantizer, other.quantizer, None, *quantizers} == {None} else ()
+    return plain and {first.quantizer, other.quantizer, None, *quantizers} == {None}
 
 
 def with_int8_cache(
@@ -117,17 +115,25 @@ def with_int8_cache(
     progress: Progress,
 ) -> Manifest:
     """Add the graph over a KV cache in int8 with its scales, measured on the artifact as it is."""
-    writer.add_unlisted(MANIFEST_NAME, encode_manifest(manifest))
-    artifact = load_artifact(writer.folder)
-    texts = calibration_texts(artifact, None if text is None else text.ids)
-    total = sum(map(len, texts))
-    scales = measure_scales(artifact, texts, lambda n: progress("measuring the KV cache", n, total))
+    scales = measured_scales(Artifact(writer.folder, manifest), text, progress)
     writer.add_bytes(SCALES_FILE, scales.astype("<f4").tobytes())
     writer.add_bytes(DECODE_FILE, checked_bytes(decode.model, manifest.target))
-    int8_cache = Int8Cache(
-        decode_graph=DECODE_FILE,
-        scales=SCALES_FILE,
+    int8_cache = int8_form(DECODE_FILE, SCALES_FILE, text)
+    return msgspec.structs.replace(manifest, files=listed(writer), int8_cache=int8_cache)
+
+
+def measured_scales(artifact: Artifact, text: CalibrationIds | None, progress: Progress) -> Scales:
+    """Return the scales of a KV cache in int8, [layers, 2 (keys, values), kv_heads, head_dim]."""
+    texts = calibration_texts(artifact, None if text is None else text.ids)
+    total = sum(map(len, texts))
+    return measure_scales(artifact, texts, lambda n: progress("measuring the KV cache", n, total))
+
+
+def int8_form(decode_graph: str, scales: str, text: CalibrationIds | None) -> Int8Cache:
+    """Return what the manifest says of a KV cache in int8."""
+    return Int8Cache(
+        decode_graph=decode_graph,
+        scales=scales,
         measured_on=None if text is None else text.text,
         min_onnxruntime=MIN_ONNXRUNTIME_INT8_CACHE,
     )
-    return msgspec.structs.replace(manifest, files=listed(writer), int8_cache=int8_cache)

@@ -24,7 +24,7 @@ from llorch_export.source.open import fingerprint
 from llorch_export.tokenizer.chat_templates import TEMPLATE_FILE, artifact_file
 from llorch_serve.artifact.folder import DEFAULT_TEMPLATE, MANIFEST_NAME, Artifact, load_artifact
 from llorch_serve.artifact.manifest import (
-    SCHEMA_VERSION,
+    PLAIN_SCHEMA_VERSION,
     FileEntry,
     KvLayout,
     Manifest,
@@ -82,6 +82,8 @@ def export_fingerprint(source_print: str, resolved: ResolvedExport, terms: Mappi
         parts.append([resolved.prompts, *resolved.prompt_choices])
     if resolved.embedding is not None:
         parts.append(resolved.embedding)
+    if resolved.stages:
+        parts.append(["stages", *(layers.start for layers in resolved.stages)])
     if resolved.choices:
         parts.append(["spikiest", *resolved.choices])
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
@@ -229,7 +231,7 @@ def base_manifest(
     """
     return Manifest(
         **fields,
-        schema_version=SCHEMA_VERSION,
+        schema_version=PLAIN_SCHEMA_VERSION,
         recipe=recipe,
         graph=GRAPH_FILE,
         tokenizer=TOKENIZER_FILE,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,31 +28,50 @@ _PLACES: Final = tuple((x, y, side) for y in (2, -8, 10, -16, 18, -24, 26, -32, 
 _MARKER: Final = 4.0  # pixels around a point's middle that no label covers
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point of a picture. label: beside it. series: marks of one share a form and a colour."""
+
+    label: str
+    x: float
+    y: float
+    series: str
+
+
 def draw(points: Sequence[Point], path: Path) -> None:
     """Draw each series with a marker of its own. Raises ResourceError if ``path`` cannot be written."""
+    marks = [
+        Mark(point.label.removesuffix(".gguf"), point.bits_per_weight, point.kl, point.series)
+        for point in points
+    ]
+    draw_marks(marks, path, x="bits per weight", y="KL(fp32 || model), nats")
+
+
+def draw_marks(marks: Sequence[Mark], path: Path, *, x: str, y: str) -> None:
+    """Draw marks over axes that are named ``x`` and, by its logarithm, ``y``. Raises as :func:`draw`."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.add_subplot()
     labels: list[Annotation] = []
-    for series in dict.fromkeys(point.series for point in points):
-        chosen = [point for point in points if point.series == series]
+    for series in dict.fromkeys(mark.series for mark in marks):
+        chosen = [mark for mark in marks if mark.series == series]
         drawn = axes.scatter(
-            [point.bits_per_weight for point in chosen],
-            [point.kl for point in chosen],
+            [mark.x for mark in chosen],
+            [mark.y for mark in chosen],
             marker=_MARKERS.get(series, _OTHERS),
             label=series,
         )
         labels += [
             axes.annotate(
-                point.label.removesuffix(".gguf"),
-                (point.bits_per_weight, point.kl),
+                mark.label,
+                (mark.x, mark.y),
                 xytext=_PLACES[0][:2],
                 textcoords="offset points",
                 fontsize=6,
                 color=drawn.get_facecolor()[0],
             )
-            for point in chosen
+            for mark in chosen
         ]
-    axes.set(xlabel="bits per weight", ylabel="KL(fp32 || model), nats", yscale="log")
+    axes.set(xlabel=x, ylabel=y, yscale="log")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
     figure.draw_without_rendering()  # so that places are known in pixels

@@ -74,7 +74,7 @@ class GroupQuery:
         positions = None
         if not rotates_inside(b) or scales_queries(b, context_length):
             padded = front.lengths is not None
-            positions, _ = token_positions(b, front.input_ids, self._lengths[0], padded=padded)
+            positions, _ = token_positions(b, front.by_token, self._lengths[0], padded=padded)
         self._rotary = rotary_inputs(b, context_length, positions)
         self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
         self._has_past = front.has_past
@@ -94,7 +94,8 @@ class GroupQuery:
             type=ir.TensorType(b.compute),
             shape=ir.Shape([*lead, c.num_attention_heads * c.head_dim]),
         )
-        window, cache, scales = c.window(layer), self.caches[layer], self._scales[layer]
+        here = b.layers.index(layer)
+        window, cache, scales = c.window(layer), self.caches[here], self._scales[here]
         tables = (rotary.cos, rotary.sin) if inside else ()
         softcap = c.form.attention_softcap
         sinks = b.vector(f"{prefix}.sinks") if c.form.sinks else None
@@ -127,7 +128,6 @@ class GroupQuery:
         return heads
 
 
-SCALES_FILE: Final = "kv_scales.bin"
 _INT8_CACHE: Final[dict[str, int | str]] = {
     "k_quant_type": "PER_CHANNEL",
     "v_quant_type": "PER_CHANNEL",
@@ -149,7 +149,7 @@ def _cache_scales(b: GraphBuilder, kv: KvLayout, layer: int) -> tuple[ir.Value, 
             f"{attention_prefix(layer)}.{kind}_scale",
             np.dtype(np.float32),
             (count,),
-            file=SCALES_FILE,
+            file=b.scales_file,
             offset=(2 * layer + index) * count * 4,
         )
         for index, kind in enumerate(("key", "value"))

@@ -35,7 +35,7 @@ class Standard:
         assert front.lengths is None, "the lengths are inputs of this form"
         self._b = b
         (seqlens_k,) = self.inputs = (b.input("seqlens_k", ir.DataType.INT32, b.dims.batch),)
-        positions, self._first = token_positions(b, front.input_ids, seqlens_k)
+        positions, self._first = token_positions(b, front.by_token, seqlens_k)
         self._rotary = rotary_inputs(b, context_length, positions)
         self.caches = tuple(cache_values(b, kv, layer) for layer in range(kv.layers))
         axes, self._last = (
@@ -61,7 +61,7 @@ class Standard:
         query, *new = (
             by_head(b, value, f"{prefix}.{part}", lead=lead) for value, part in zip(parts, "qkv", strict=True)
         )
-        cache = self.caches[layer]
+        cache = self.caches[b.layers.index(layer)]
         for past, update, present in zip(cache.past, new, cache.present, strict=True):
             b.tape.op_multi_out(
                 "TensorScatter",

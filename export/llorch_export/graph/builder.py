@@ -20,7 +20,7 @@ from llorch_export.formats.targets import CONTRIB as CONTRIB  # the graph module
 from llorch_export.formats.targets import TARGETS, Capabilities
 from llorch_export.graph.half_precision import COMPUTE_TYPES, WeightCast
 from llorch_export.graph.source_forms import SourceForms
-from llorch_export.graph.weights import WeightPlan
+from llorch_export.graph.weights import Part, WeightPlan
 from llorch_export.quantize.feedback import ErrorFactors
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 
@@ -73,7 +73,8 @@ class GraphBuilder:
     error_factors: of the weights' inputs, asked for when a weight with quantizer ``gptq`` is written.
     weight_cast: rounds weights to the recipe's compute type, ``compute``, which outputs of nodes have unless
         said otherwise.
-    target: what the runtime can do. weights: the plan to add to; None: a new one.
+    target: what the runtime can do.
+    part: the layers that the graph has, and the plan to add to; None: all of them, and a new one.
     notices: what a person should know of how weights are stored, in the order found.
     activation_codes: of values that have been rounded to bytes in some form, in one part or several, so that
         layers which read the same value share them.
@@ -89,8 +90,12 @@ class GraphBuilder:
         *,
         target: Capabilities = TARGETS["cpu"],
         dims: Dimensions = Dimensions(),  # frozen
-        weights: WeightPlan | None = None,
+        part: Part | None = None,
     ) -> None:
+        part = Part(WeightPlan()) if part is None else part
+        self.layers = range(config.num_hidden_layers) if part.layers is None else part.layers
+        self.weights = part.weights
+        self.scales_file = part.scales
         self.target = target
         self.dims = dims
         self.config = config
@@ -99,7 +104,6 @@ class GraphBuilder:
         self.tensors = tensors
         self.calibration = calibration
         self.error_factors = error_factors
-        self.weights = WeightPlan() if weights is None else weights
         self.weight_cast = WeightCast(recipe.compute_type)
         self.compute = self.weight_cast.dtype
         self.tape = Tape()
@@ -112,6 +116,11 @@ class GraphBuilder:
     def source_forms(self) -> SourceForms:
         """What becomes of each matrix at precision ``source``."""
         return SourceForms(self.tensors, self.target, self.recipe)
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether other layers come behind those of the graph."""
+        return self.layers.stop < self.config.num_hidden_layers
 
     def op(
         self,

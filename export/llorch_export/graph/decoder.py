@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from llorch_export.calibration.measurements import Calibration
@@ -23,19 +22,16 @@ from llorch_export.formats.targets import (
     TARGETS,
     Capabilities,
 )
-from llorch_export.graph.attention import AttentionPlan, attention_plan
+from llorch_export.graph.attention import attention_plan
 from llorch_export.graph.builder import Dimensions, GraphBuilder
-from llorch_export.graph.embedding import Table, embed, head
-from llorch_export.graph.experts import experts
-from llorch_export.graph.front import Front, Interface, genai_logits, make_front
+from llorch_export.graph.embedding import Table, embed, head, tied_table
+from llorch_export.graph.front import Front, Interface, genai_logits, make_front, stage_front
 from llorch_export.graph.half_precision import WeightCast
-from llorch_export.graph.linear import linear
+from llorch_export.graph.layers import Between, final_norm, handed_on, taken, through_layers
 from llorch_export.graph.lowest_runtime import lag_notice, lowest_runtime
-from llorch_export.graph.mlp import mlp
-from llorch_export.graph.norm import norm
 from llorch_export.graph.pooling import embedding_front, pooled
-from llorch_export.graph.residual import Place, block_output, into_residual, scaled
-from llorch_export.graph.weights import WeightJob, WeightPlan
+from llorch_export.graph.residual import scaled
+from llorch_export.graph.weights import Part, WeightJob
 from llorch_export.quantize.feedback import ErrorFactors
 from llorch_serve.artifact.manifest import EmbeddingForm, KvLayout, LlamaConfig, Recipe, Target, TensorSpec
 from llorch_serve.errors import ArtifactError
@@ -80,7 +76,7 @@ def build_decoder(
     error_factors: ErrorFactors | None = None,
     target: Target = "cpu",
     int8_cache: bool = False,
-    weights: WeightPlan | None = None,
+    part: Part | None = None,
 ) -> DecoderGraph:
     """Build the graph in the forms that the target can run; reads no weight. The data file is the same for
     every ``interface``.
@@ -89,7 +85,9 @@ def build_decoder(
     error_factors: of the weights' inputs, which writing the weights of a ``gptq`` recipe asks for.
     interface: another one than llorch's is for attention in the form of ``GroupQuery``, as is ``int8_cache``,
         a KV cache in int8, whose scales are in a file of their own.
-    weights: the plan of another data file than the usual one; for targets without fixed shapes.
+    part: the layers of one stage, which has the embedding if they begin with the first, and norm and head if
+        they end with the last; and the plan of another data file than the usual one. None: all layers, and
+        that file. For targets without fixed shapes.
 
     Raises ArtifactError if the runtime's kernels cannot run the shapes.
     """
@@ -105,12 +103,13 @@ def build_decoder(
             error_factors,
             target=capabilities,
             dims=dims,
-            weights=weights,
+            part=part,
         )
         return _build(b, interface, context_length=context_length, int8_cache=int8_cache)
 
     if not capabilities.fixed_shapes:
         return build(Dimensions())
+    assert part is None, "graphs of fixed shapes are not cut"
     tokens = min(PREFILL_TOKENS, context_length)
     step, prefill = (
         build(Dimensions(batch=1, tokens=count, rows=1, slots=1, capacity=context_length))
@@ -123,21 +122,56 @@ def build_decoder(
 
 
 def _build(b: GraphBuilder, interface: Interface, *, context_length: int, int8_cache: bool) -> DecoderGraph:
-    config, kv = b.config, _kv_layout(b, int8_cache=int8_cache)
+    kv = _kv_layout(b, int8_cache=int8_cache)
     if b.target.fixed_shapes:
         kv = msgspec.structs.replace(kv, present_name=NEW_NAME)
-    front = make_front(b, interface)
+    before = taken(b) if b.layers.start else None
+    front = make_front(b, interface) if before is None else stage_front(b, before.residual, before.delta)
     plan = attention_plan(b, kv, front, context_length=context_length)
-    rows, table = _hidden_states(b, plan, front)
-    # Scaling the rows before the head is linear in the logits, and much narrower than they are.
-    rows = scaled(b, rows, 1 / config.logits_scaling, "model.norm/scaled")
-    logits = head(b, rows, table)
-    if interface is Interface.GENAI:
-        logits = genai_logits(b, logits)
+    state, table = _embedded(b, front) if before is None else (before, None)
+    state = through_layers(b, state, plan, front.logits_indices)
+    given = handed_on(b, state) if b.hands_on else [_logits(b, state, table, interface)]
     past = (value for cache in plan.caches for value in cache.past)
     inputs = [*front.leading, *plan.inputs, *front.trailing, *past]
-    outputs = [logits, *(v for cache in plan.caches for v in cache.present)]
+    outputs = [*given, *(v for cache in plan.caches for v in cache.present)]
     return _graph(b, kv, inputs, outputs)
+
+
+def _embedded(b: GraphBuilder, front: Front) -> tuple[Between, Table | None]:
+    """Append the embedding; return what the first layer takes, and the table, for a tied head."""
+    assert front.input_ids is not None, "a graph with the first layer takes them"
+    hidden, table = embed(b, front.input_ids)
+    return Between(scaled(b, hidden, b.config.embedding_multiplier, "embedding/scaled")), table
+
+
+def _logits(b: GraphBuilder, state: Between, table: Table | None, interface: Interface) -> ir.Value:
+    """Append final norm and head over the rows that are wanted.
+
+    table: the embedding's, if the graph has it.
+    """
+    rows = final_norm(b, state, lead=(b.dims.rows,))
+    # Scaling the rows before the head is linear in the logits, and much narrower than they are.
+    rows = scaled(b, rows, 1 / b.config.logits_scaling, "model.norm/scaled")
+    logits = head(b, rows, table if b.layers.start == 0 else tied_table(b))
+    return genai_logits(b, logits) if interface is Interface.GENAI else logits
+
+
+def plan_table(
+    config: LlamaConfig,
+    recipe: Recipe,
+    tensors: Mapping[str, LazyTensor],
+    *,
+    calibration: Calibration | None = None,
+    error_factors: ErrorFactors | None = None,
+    target: Target = "cpu",
+    part: Part,
+) -> WeightCast:
+    """Plan the table that lookup and head share, if there is one, in the data file of ``part``; what it costs
+    is known once its jobs have run.
+    """
+    b = GraphBuilder(config, recipe, tensors, calibration, error_factors, target=TARGETS[target], part=part)
+    tied_table(b)
+    return b.weight_cast
 
 
 def build_embedder(
@@ -160,24 +194,18 @@ def build_embedder(
     b = GraphBuilder(config, recipe, tensors, calibration, error_factors, dims=dims)
     kv, front = _kv_layout(b), embedding_front(b, form)
     plan = attention_plan(b, kv, front, context_length=context_length)
-    normed, _ = _hidden_states(b, plan, front)
+    state = through_layers(b, _embedded(b, front)[0], plan, front.logits_indices)
+    normed = final_norm(b, state, lead=b.dims.lead if front.logits_indices is None else (b.dims.rows,))
     return _graph(b, kv, front.leading, [pooled(b, normed, front, form)])
 
 
 def _kv_layout(b: GraphBuilder, *, int8_cache: bool = False) -> KvLayout:
     return KvLayout(
-        layers=b.config.num_hidden_layers,
+        layers=len(b.layers),
         kv_heads=b.config.num_key_value_heads,
         head_dim=b.config.head_dim,
         dtype="int8" if int8_cache else b.recipe.compute_type,
     )
-
-
-def _hidden_states(b: GraphBuilder, plan: AttentionPlan, front: Front) -> tuple[ir.Value, Table | None]:
-    """Append embedding, layers and final norm; return the states that are wanted, and the table."""
-    hidden, table = embed(b, front.input_ids)
-    hidden = scaled(b, hidden, b.config.embedding_multiplier, "embedding/scaled")
-    return _layers(b, hidden, plan, front.logits_indices), table
 
 
 def _graph(
@@ -206,64 +234,6 @@ def _graph(
         notices=tuple(b.notices),
         min_onnxruntime=lowest,
     )
-
-
-def _layers(
-    b: GraphBuilder,
-    hidden: ir.Value,
-    plan: AttentionPlan,
-    logits_indices: ir.Value | None,
-) -> ir.Value:
-    """Append all layers and the final norm; returns [rows, hidden], or [batch, tokens, hidden] where all
-    positions are wanted.
-
-    From the last layer's attention on, a position matters only if its logits are wanted: the rest is dropped
-    there.
-    """
-    c, size = b.config, b.config.hidden_size
-    lead: tuple[int | str, ...] = b.dims.lead
-    normed = hidden
-    if c.form.norm_placement != "after":
-        normed = norm(b, hidden, "model.layers.0.input_layernorm", shape=(*lead, size))
-    residual, last = hidden, len(plan.caches) - 1
-    for layer in range(len(plan.caches)):
-        prefix = f"model.layers.{layer}"
-        heads = plan.heads(normed, layer, lead=lead)
-        if layer == last and logits_indices is not None:
-            heads = _wanted_rows(b, heads, logits_indices, "heads", c.num_attention_heads * c.head_dim)
-            residual = _wanted_rows(b, residual, logits_indices, "residual", size)
-            if c.form.parallel:
-                normed = _wanted_rows(b, normed, logits_indices, "normed", size)
-            lead = (b.dims.rows,)
-        name = f"{prefix}.self_attn.o_proj"
-        output = linear(b, heads, [name], name=name, lead=lead, bias=c.attention_bias)
-        output = block_output(b, output, f"{prefix}.self_attn", lead=lead)
-        following = Place("model.norm", "model.norm")
-        if layer != last:
-            following = Place(f"model.layers.{layer + 1}.input_layernorm", f"model.layers.{layer + 1}.input")
-        if c.form.parallel:
-            delta = block_output(b, _feed_forward(b, normed, layer, lead=lead), f"{prefix}.mlp", lead=lead)
-            delta = b.op("Add", [output, delta], name=f"{prefix}.both", shape=(*lead, size))
-        else:
-            place = Place(f"{prefix}.post_attention_layernorm", f"{prefix}.mlp.input")
-            normed, residual = into_residual(b, residual, output, place, lead=lead, keep_sum=True)
-            delta = block_output(b, _feed_forward(b, normed, layer, lead=lead), f"{prefix}.mlp", lead=lead)
-        normed, residual = into_residual(b, residual, delta, following, lead=lead, keep_sum=layer != last)
-    return normed
-
-
-def _wanted_rows(b: GraphBuilder, x: ir.Value, indices: ir.Value, name: str, width: int) -> ir.Value:
-    flat_shape = b.constant(f"wanted.{name}.shape", np.array([-1, width], np.int64))
-    flat = b.op("Reshape", [x, flat_shape], name=f"wanted.{name}.flat", shape=(b.dims.positions, width))
-    return b.op(
-        "Gather", [flat, indices], name=f"wanted.{name}", shape=(b.dims.rows, width), attributes={"axis": 0}
-    )
-
-
-def _feed_forward(b: GraphBuilder, x: ir.Value, layer: int, *, lead: Sequence[int | str]) -> ir.Value:
-    """Append what a layer has behind its attention: one block, or several experts."""
-    name, kind = f"model.layers.{layer}.mlp", b.config.layer_experts(layer)
-    return mlp(b, x, name, lead=lead) if kind is None else experts(b, x, name, kind, lead=lead)
 
 
 def _uses_contrib(target: Capabilities) -> bool:

@@ -62,6 +62,14 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]
     return hidden, table
 
 
+def tied_table(b: GraphBuilder) -> Table | None:
+    """Plan the table that :func:`embed` returns, for the head of a graph without a lookup; None where it
+    returns none, or the head has a table of its own.
+    """
+    tied = b.config.tie_word_embeddings and not dequantizes(b, b.formats.of(EMBEDDING))
+    return _table(b, EMBEDDING) if tied else None
+
+
 def _lookup(b: GraphBuilder, table: ir.Value, input_ids: ir.Value, shape: tuple[int | str, ...]) -> ir.Value:
     """Append the lookup in a table of the compute type, or of a narrower one."""
     if table.dtype == b.compute:

@@ -32,8 +32,9 @@ class Front:
 
     leading, trailing: the graph's inputs before and behind those that attention itself asks for, without the
         KV cache.
-    input_ids: [batch, tokens]; logits_indices: [rows], positions in the flattened [batch * tokens]; None: all
-        are wanted.
+    input_ids: [batch, tokens]; None: another stage takes them. logits_indices: [rows], positions in the
+        flattened [batch * tokens]; None: all are wanted.
+    by_token: a value [batch, tokens, ...], whose shape tells how many tokens there are.
     lengths: where they are computed, each row's total length minus one [batch], and the largest total length;
         prompts may then have padding behind them. None: attention takes what it needs as inputs.
     has_past: tokens may come behind others whose keys and values are in the cache.
@@ -41,8 +42,9 @@ class Front:
 
     leading: tuple[ir.Value, ...]
     trailing: tuple[ir.Value, ...]
-    input_ids: ir.Value
+    input_ids: ir.Value | None
     logits_indices: ir.Value | None
+    by_token: ir.Value
     lengths: tuple[ir.Value, ir.Value] | None = None
     has_past: bool = True
 
@@ -55,8 +57,20 @@ def make_front(b: GraphBuilder, interface: Interface) -> Front:
 def llorch_front(b: GraphBuilder) -> Front:
     """Return the front where everything is an input."""
     input_ids = b.input("input_ids", _INT64, *b.dims.lead)
-    logits_indices = b.input("logits_indices", _INT64, b.dims.rows)
-    return Front((input_ids,), (logits_indices,), input_ids, logits_indices)
+    wanted = _wanted(b)
+    return Front((input_ids,), wanted, input_ids, next(iter(wanted), None), input_ids)
+
+
+def stage_front(b: GraphBuilder, residual: ir.Value, delta: ir.Value | None) -> Front:
+    """Return llorch's front of a stage that takes what another hands on."""
+    crossing = (residual,) if delta is None else (residual, delta)
+    wanted = _wanted(b)
+    return Front(crossing, wanted, None, next(iter(wanted), None), residual)
+
+
+def _wanted(b: GraphBuilder) -> tuple[ir.Value, ...]:
+    """Return the input that says which rows' logits are wanted; of a stage that has no logits, none."""
+    return () if b.hands_on else (b.input("logits_indices", _INT64, b.dims.rows),)
 
 
 def genai_front(b: GraphBuilder) -> Front:
@@ -95,6 +109,7 @@ def genai_front(b: GraphBuilder) -> Front:
         leading=(input_ids, mask),
         trailing=(),
         input_ids=input_ids,
+        by_token=input_ids,
         lengths=(int32("seqlens_k", last, ("batch",)), int32("total_sequence_length", total, ())),
         logits_indices=op("logits_indices", "Add", starts, column, shape=("batch",)),
     )

@@ -40,6 +40,7 @@ def embedding_front(b: GraphBuilder, form: EmbeddingForm) -> Front:
         leading=(input_ids, *lengths),
         trailing=(),
         input_ids=input_ids,
+        by_token=input_ids,
         logits_indices=last,
         lengths=lengths,
         has_past=False,
@@ -102,7 +103,7 @@ def _mean(b: GraphBuilder, normed: ir.Value, front: Front, seqlens_k: ir.Value) 
     feature_axis = b.constant("pooling.feature_axis", np.array([2], np.int64))
     length = b.op("Add", [seqlens_k, one], name="pooling.lengths", shape=(batch,), dtype=_INT32)
     column = b.op("Unsqueeze", [length, column_axis], name="pooling.column", shape=(batch, 1), dtype=_INT32)
-    ids_shape = b.op("Shape", [front.input_ids], name="pooling.shape", shape=(2,), dtype=_INT64)
+    ids_shape = b.op("Shape", [front.by_token], name="pooling.shape", shape=(2,), dtype=_INT64)
     count = b.op("Gather", [ids_shape, place], name="pooling.count", shape=(), dtype=_INT64)
     count = b.op(
         "Cast", [count], name="pooling.tokens", shape=(), attributes={"to": int(_INT32)}, dtype=_INT32

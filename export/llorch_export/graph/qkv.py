@@ -44,7 +44,7 @@ class LayerCache:
 def cache_values(
     b: GraphBuilder, kv: KvLayout, layer: int, *, written: int | str | None = None
 ) -> LayerCache:
-    """Make the KV cache's graph inputs and outputs of one layer.
+    """Make the KV cache's graph inputs and outputs of one layer, counted from the graph's first.
 
     written: positions that the outputs hold, where they are not the whole cache.
     """
@@ -273,11 +273,12 @@ def _rotate(
 
 
 def token_positions(
-    b: GraphBuilder, input_ids: ir.Value, seqlens_k: ir.Value, *, padded: bool = False
+    b: GraphBuilder, by_token: ir.Value, seqlens_k: ir.Value, *, padded: bool = False
 ) -> tuple[ir.Value, ir.Value]:
     """Append each token's position [batch, tokens], and each row's first one [batch].
 
     The last token's is ``seqlens_k``, the others' count up to it.
+    by_token: [batch, tokens, ...].
     padded: prompts may have padding behind them; then the first token's is 0 where they would count from
         below.
     """
@@ -286,7 +287,9 @@ def token_positions(
         for n, v in (("one", 1), ("zero", 0), ("axis", [1]))
     )
     kind = ir.DataType.INT64
-    shape = b.op("Shape", [input_ids], name="positions.shape", shape=(2,), dtype=kind)
+    assert by_token.shape is not None
+    rank = len(by_token.shape)
+    shape = b.op("Shape", [by_token], name="positions.shape", shape=(rank,), dtype=kind)
     tokens = b.op(
         "Gather", [shape, one], name="positions.tokens", shape=(), attributes={"axis": 0}, dtype=kind
     )

@@ -7,7 +7,7 @@ by one, so memory holds a chunk at a time, whatever the size of a matrix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ import onnx_ir as ir
 from llorch_serve.errors import ArtifactError
 
 DATA_FILE: Final = "model.onnx.data"
+SCALES_FILE: Final = "kv_scales.bin"
 _ALIGNMENT: Final = 64  # a cache line; the runtime maps pages itself and needs no more
 
 Arrays = tuple[npt.NDArray[np.generic], ...]
@@ -72,13 +73,17 @@ def _check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
 class WeightPlan:
     """Collects jobs and hands out graph values for their tensors.
 
-    file: the data file that the jobs fill. others: jobs of :data:`DATA_FILE` that give the same arrays for
-        the same tensors, by name, type and shape, and are not done twice.
+    file: the data file that the jobs fill. others: jobs of other files, by name, that give the same arrays
+        for the same tensors, by name, type and shape, and are not done twice.
     """
 
-    def __init__(self, file: str = DATA_FILE, others: Sequence[WeightJob] = ()) -> None:
-        self._file = file
-        self._others = {_specs(job.tensors): job.tensors for job in others}
+    def __init__(
+        self, file: str = DATA_FILE, others: Mapping[str, Sequence[WeightJob]] | None = None
+    ) -> None:
+        self.file = file
+        self._others = {
+            _specs(job.tensors): (job.tensors, name) for name, jobs in (others or {}).items() for job in jobs
+        }
         self.jobs: list[WeightJob] = []
         self.values: list[ir.Value] = []
         self.total_bytes = 0
@@ -99,7 +104,8 @@ class WeightPlan:
         """Plan a job that gives chunks of rows of ``specs`` (name, type, shape), one array for each."""
         there = self._others.get(tuple(specs))
         if there is not None:
-            return [self._value(tensor, file=DATA_FILE) for tensor in there]
+            shared, file = there
+            return [self._value(tensor, file=file) for tensor in shared]
         tensors = []
         for name, dtype, shape in specs:
             offset = -(-self.total_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -169,7 +175,7 @@ class WeightPlan:
     def _value(self, tensor: PlannedTensor, *, file: str | None = None) -> ir.Value:
         shape = ir.Shape(tensor.shape)
         external = ir.ExternalTensor(
-            file or self._file, tensor.offset, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name
+            file or self.file, tensor.offset, tensor.nbytes, tensor.dtype, shape=shape, name=tensor.name
         )
         value = ir.Value(
             name=tensor.name,
@@ -179,6 +185,19 @@ class WeightPlan:
         )
         self.values.append(value)
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a model a graph has, and the files that its weights are in.
+
+    weights: the plan of its data file. layers: None: all. scales: the file with the scales of a KV cache in
+    int8, of those layers.
+    """
+
+    weights: WeightPlan
+    layers: range | None = None
+    scales: str = SCALES_FILE
 
 
 def _specs(tensors: Sequence[PlannedTensor]) -> tuple[ArraySpec, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from llorch_export.formats.targets import TARGETS
+from llorch_export.inspect.stages import StageContents, stage_contents
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import (
     EmbeddingForm,
@@ -29,6 +30,7 @@ from llorch_serve.artifact.manifest import (
     SourceInfo,
     Target,
 )
+from llorch_serve.artifact.stages import stage_artifacts
 from llorch_serve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class Contents:
     kv_dtypes: what the KV cache may hold, the default first, which the bytes are of; nothing, with no memory,
         where texts are embedded, without a cache.
     embedding: how texts become vectors; None: they do not.
+    stages: what each device needs that runs one; none: there is one graph.
     layout, interop, int8_cache, prompts, ignored_settings, code_not_run, source_forms: as in
         :class:`llorch_serve.artifact.manifest.Manifest`.
     checked_on: providers on which graphs of this target have been compared with the reference;
@@ -136,6 +139,7 @@ class Contents:
     ignored_settings: tuple[str, ...]
     code_not_run: tuple[str, ...]
     source_forms: tuple[SourceForm, ...]
+    stages: tuple[StageContents, ...]
 
 
 def contents(artifact: Artifact) -> Contents:
@@ -188,25 +192,37 @@ def contents(artifact: Artifact) -> Contents:
         ignored_settings=manifest.ignored_settings or (),
         code_not_run=manifest.code_not_run or (),
         source_forms=manifest.source_forms or (),
+        stages=stage_contents(artifact),
     )
 
 
 def _graph(artifact: Artifact) -> GraphContents:
+    """Describe the graph, or those of all stages together."""
     from llorch_export.inspect.modules import stored_modules
     from llorch_export.verify.layers.graph import read_graph
 
-    model = read_graph(artifact)
-    ops = Counter(node.op_type for node in model.graph.node)
+    models = [read_graph(stage) for stage in stage_artifacts(artifact)]
+    ops = Counter(node.op_type for model in models for node in model.graph.node)
+    weights: dict[tuple[str, str], tuple[str, int]] = {}
+    for number, model in enumerate(models):
+        weights |= _weights(model, number)
+    sizes: Counter[str] = Counter()
+    for purpose, size in weights.values():
+        sizes[purpose] += size
     return GraphContents(
         ops=dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
-        weight_bytes=_weight_bytes(model),
-        opset={entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
-        modules=stored_modules(model),
+        weight_bytes=dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))),
+        opset={entry.domain or "ai.onnx": entry.version for entry in models[0].opset_import},
+        modules=tuple(module for model in models for module in stored_modules(model)),
     )
 
 
-def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
-    """Add up the weights' bytes by what they are for; bytes that two initialisers share count once."""
+def _weights(model: onnx.ModelProto, number: int) -> dict[tuple[str, str], tuple[str, int]]:
+    """Return what each region of the data files is for, and its bytes; by file and offset, so that those that
+    initialisers or stages share are there once.
+
+    number: of the graph among several, which tells weights inside it from those of others.
+    """
     from llorch_export.inspect.widening import Widening
 
     widening = Widening(model)
@@ -219,18 +235,15 @@ def _weight_bytes(model: onnx.ModelProto) -> dict[str, int]:
         if node.op_type == "Cast" or widening.makes(node.output[0]):  # stored narrower than it is used
             for name in node.input:
                 purposes.setdefault(name, purposes.get(node.output[0], "constants"))
-    sizes: dict[str, int] = {}
-    used_as: dict[str, str] = {}
+    found: dict[tuple[str, str], tuple[str, int]] = {}
     for tensor in model.graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
-        region = place.get("offset", tensor.name)
-        sizes[region] = int(place["length"]) if place else tensor.ByteSize()
-        if tensor.name in purposes:
-            used_as.setdefault(region, purposes[tensor.name])
-    found: Counter[str] = Counter()
-    for region, size in sizes.items():
-        found[used_as.get(region, "constants")] += size
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        region = (place.get("location", str(number)), place.get("offset", tensor.name))
+        size = int(place["length"]) if place else tensor.ByteSize()
+        found.setdefault(region, ("constants", size))
+        if tensor.name in purposes and found[region][0] == "constants":
+            found[region] = purposes[tensor.name], size
+    return found
 
 
 def _purpose(node: onnx.NodeProto, index: int) -> str:

@@ -99,6 +99,33 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         ),
     ),
     Conflict(
+        "stages",
+        ("embed",),
+        lambda s: s.embeds and s.options.stages is not None,
+        lambda s: (
+            f"--stages {s.options.stages} with --embed {s.options.embed}: a model that embeds texts is one "
+            f"graph; leave out --stages, {_FOR_EMBEDDINGS}"
+        ),
+    ),
+    Conflict(
+        "stages",
+        ("interop",),
+        lambda s: s.options.stages is not None and s.options.interop is not None,
+        lambda s: (
+            f"--stages {s.options.stages} with --interop {s.options.interop}: no other runtime loads a model "
+            f"in stages; leave one of them out"
+        ),
+    ),
+    Conflict(
+        "stages",
+        ("target",),
+        lambda s: s.options.stages is not None and s.target.fixed_shapes,
+        lambda s: (
+            f"--stages {s.options.stages} with --target {s.options.target}: graphs of fixed shapes are not "
+            f"cut; leave out --stages, or choose --target cpu, cuda or another"
+        ),
+    ),
+    Conflict(
         "interop",
         ("target",),
         lambda s: s.options.interop is not None and s.options.target != "cpu",

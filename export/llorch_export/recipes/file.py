@@ -20,7 +20,14 @@ from llorch_export.calibration.measurements import BUNDLED_TEXT, measures
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.storage_defaults import BLOCK_SIZES
 from llorch_export.source.open import open_settings
-from llorch_serve.artifact.manifest import Activations, Precision, Quantizer, ScaleType, TransformName
+from llorch_serve.artifact.manifest import (
+    Activations,
+    KvDtype,
+    Precision,
+    Quantizer,
+    ScaleType,
+    TransformName,
+)
 from llorch_serve.errors import UsageError
 
 _MAX_BYTES: Final = 2**16
@@ -32,6 +39,7 @@ _MAX_PATTERNS: Final = 256
 class RecipeDefaults:
     """``[defaults]``: what the flags of the same names say.
 
+    kv_dtype: whether there is a graph over a KV cache in int8 (``int8``) or none (the compute type).
     prefill: the recipe of a graph for prompts. calibration: ``bundled`` is the short text that comes with
         llorch.
     """
@@ -45,6 +53,7 @@ class RecipeDefaults:
     accuracy_level: Literal[0, 4] | None = None
     activations: Activations | None = None
     transforms: tuple[TransformName, ...] = ()
+    kv_dtype: KvDtype | None = None
     kl_limit: Annotated[float, msgspec.Meta(gt=0)] | None = None
     prefill: str | None = None
     calibration: Literal["bundled"] | None = None
@@ -120,6 +129,11 @@ def with_prefill(options: ExportOptions, name_or_path: str) -> ExportOptions:
             f"prompts; "
             "their weights are transformed as the first graph's are"
         )
+    if recipe.defaults.kv_dtype is not None:
+        raise UsageError(
+            f"recipe {name_or_path} says kv_dtype {recipe.defaults.kv_dtype}, so it cannot be that of "
+            "prompts, which the first graph's cache takes; say it in that one's recipe"
+        )
     base = ExportOptions(
         options.source,
         options.output,
@@ -178,10 +192,12 @@ def parse_recipe(content: bytes, *, origin: str) -> RecipeFile:
         document = tomllib.loads(content.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"recipe {origin} is not TOML: {error}") from error
-    _check_keys(document, ("description", "defaults", "rule"), f"recipe {origin}")
+    _check_keys(document, ("description", "defaults", "rule", "evidence"), f"recipe {origin}")
     description = document.get("description", "")
     if not isinstance(description, str):
         raise UsageError(f"recipe {origin}: description is {description!r}, expected text")
+    if not isinstance(document.get("evidence", {}), dict):  # kept for people: how a tuner came to the recipe
+        raise UsageError(f"recipe {origin}: [evidence] is {document['evidence']!r}, expected a table")
     defaults = _table(document.get("defaults", {}), RecipeDefaults, f"recipe {origin}, [defaults]")
     tables = document.get("rule", [])
     if not isinstance(tables, list) or len(tables) > _MAX_RULES:

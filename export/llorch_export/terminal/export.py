@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +17,7 @@ from llorch_export.terminal.export_flags import (
     TransformFlags,
     WeightFlags,
 )
+from llorch_export.terminal.interrupts import unwind_on_signals
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import byte_progress, say
 from llorch_serve.terminal.groups import composed
@@ -79,6 +78,8 @@ def command(
 
         llorch export ./Llama-3-8B --recipe mine.toml --output artifacts/llama3-mixed
 
+        llorch export ./Llama-3-8B --output artifacts/llama3-two --stages 2
+
         llorch export ./Llama-3-8B --dry-run
 
     """  # noqa: E501 - an example is one line
@@ -101,7 +102,7 @@ def command(
         if_changed=replacing.if_changed,
     )
     options = transform.add_to(graph.add_to(weights.add_to(options)))
-    exporter.check(artifact.target, artifact.embed, dry_run=dry_run)
+    exporter.check(artifact.target, artifact.embed, graph.stages, dry_run=dry_run)
     if recipe is None and exporter.via is None:
         recipe = unasked_recipe(options)
     options = with_recipes(exporter.add_to(options), recipe, graph.prefill_recipe)
@@ -124,8 +125,7 @@ def _export(options: ExportOptions, exporter: ExporterFlags) -> ExportResult:
     from llorch_export.optimum.interpreter import find_optimum
     from llorch_export.pipeline import export
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    unwind_on_signals()
     with byte_progress() as progress:
         if exporter.via is None:
             return export(options, progress)
@@ -133,10 +133,3 @@ def _export(options: ExportOptions, exporter: ExporterFlags) -> ExportResult:
         versions = ", ".join(f"{name} {version}" for name, version in optimum.versions.items())
         say(f"tracing with {versions}: this takes minutes")
         return export_via_optimum(options, optimum, progress)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Unwind, so that what was written is removed. A second signal must not cut that short."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt

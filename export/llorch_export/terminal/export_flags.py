@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
+from llorch_export.graph.stage_choice import parse_stages
 from llorch_serve.artifact.manifest import (
     Activations,
     ComputeType,
@@ -232,6 +233,15 @@ class GraphFlags(FlagGroup, frozen=True):
             show_default=False,
         ),
     ] = None
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N[,at=L1,..]",
+            help="Cut the model into N graphs that run one after another, on several devices or nodes: by "
+            "the bytes of their weights, or before the layers that at= names (docs/stages.md).",
+            show_default=False,
+        ),
+    ] = None
     interop: Annotated[
         Interop | None,
         typer.Option(
@@ -251,6 +261,7 @@ class GraphFlags(FlagGroup, frozen=True):
             activations=self.activations,
             max_context=self.max_context,
             interop=self.interop,
+            stages=parse_stages(self.stages),
         )
 
 
@@ -279,8 +290,13 @@ class ExporterFlags(FlagGroup, frozen=True):
         """Return the options as the exporter takes them: Optimum traces in fp32 unless told otherwise."""
         return options if self.via is None else replace(options, precision=options.precision or "fp32")
 
-    def check(self, target: Target, embed: Embed | None, *, dry_run: bool) -> None:
+    def check(self, target: Target, embed: Embed | None, stages: str | None, *, dry_run: bool) -> None:
         """Raise UsageError for what another exporter cannot do."""
+        if self.via is not None and stages is not None:
+            raise UsageError(
+                f"--stages {stages} with --via {self.via}: only llorch's own graph is cut into stages; leave "
+                f"one of them out"
+            )
         if self.via is not None and embed not in (None, "none"):
             raise UsageError(
                 f"--embed {embed} with --via {self.via}: only llorch's own graph embeds texts; leave one of "

@@ -72,5 +72,7 @@ def show_preview(preview: Any, *, as_json: bool) -> None:
         f"{preview['data_bytes'] / 2**20:,.1f} MiB of weights; "
         f"{prompts}KV cache {preview['kv_bytes_per_token']:,} bytes a token in {preview['kv_dtype']}\n"
     )
+    for number, stage in enumerate(preview["stages"]):
+        write(f"stage {number}: layers {stage['first_layer']} to {stage['end_layer'] - 1}\n")
     for notice in preview["notices"]:
         note(notice)

@@ -78,7 +78,7 @@ def describe(found: Contents) -> str:
         if names
     ]
     memory = _memory(found) if found.embedding is None else ()
-    shown = [*lines, *_graph(found), *_files(found), *memory]
+    shown = [*lines, *_graph(found), *_files(found), *memory, *_stages(found)]
     return "".join(f"{line.translate(_BREAKS)}\n" for line in shown)
 
 
@@ -147,6 +147,22 @@ def _memory(found: Contents) -> Iterator[str]:
         yield (
             f"{'':<14}{row.slots:>5} {row.context:>9} {_size(row.kv_bytes):>12} {_size(row.total_bytes):>12}"
         )
+
+
+def _stages(found: Contents) -> Iterator[str]:
+    for number, stage in enumerate(found.stages):
+        first, end = stage.layers
+        needs = [
+            f"weights {_size(stage.weight_bytes)}",
+            f"KV cache {stage.kv_bytes_per_token:,} bytes a token, {_size(stage.kv_bytes)} for "
+            f"{found.context_length} tokens",
+        ]
+        if stage.activation_bytes is not None:
+            needs.append(f"activations {_size(stage.activation_bytes)} in a call of {stage.tokens} tokens")
+        if stage.taken_bytes_per_token:
+            needs.append(f"takes {stage.taken_bytes_per_token:,} bytes a token")
+        yield f"{f'stage {number}':<14}layers {first} to {end - 1}: {'; '.join(needs)}"
+        yield f"{'':<14}{', '.join(stage.files)}"
 
 
 def _set(values: dict[str, object]) -> dict[str, object]:

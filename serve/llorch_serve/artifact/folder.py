@@ -103,6 +103,7 @@ def load_artifact(
         *((fixed.prefill_graph,) if fixed else ()),
         *((int8.decode_graph, int8.scales) if int8 else ()),
         *((prompts.graph, prompts.data) if prompts else ()),
+        *(name for stage in manifest.stages or () for name in stage.files),
     } - {None}
     required = {manifest.graph, manifest.tokenizer} | optional
     for name in sorted(str(r) for r in required if r not in listed):

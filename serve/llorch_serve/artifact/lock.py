@@ -1,4 +1,4 @@
-"""One export or pull at a time: a lock file next to the output, held from first byte to last rename."""
+"""One export, pull or batch at a time: a lock file next to the output, held from first byte to the last."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ else:
 
 
 class BeingWrittenError(UsageError):
-    """Another export or pull has the place; it may have left what was wanted when it ends."""
+    """Another run has the place; it may have left what was wanted when it ends."""
 
 
 @contextlib.contextmanager
-def exclusive(place: Path) -> Iterator[None]:
-    """Hold ``place`` for one export or pull, on this machine and wherever the file system tells of locks.
+def exclusive(place: Path, work: str = "export or pull", kind: str = "folder") -> Iterator[None]:
+    """Hold ``place`` for one run, on this machine and wherever the file system tells of locks.
 
+    work, kind: what the run is and what the place is, for whoever finds it held.
     Raises BeingWrittenError while another has it, ArtifactError if something else has the lock's name,
     OSError if the file system knows no locks.
     """
     path = place.with_name(f".{place.name}.lock")
-    handle = _locked(path, place)
+    handle = _locked(path, place, work, kind)
     try:
         yield
     finally:
@@ -43,7 +44,7 @@ def exclusive(place: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def _locked(path: Path, place: Path) -> int:
+def _locked(path: Path, place: Path, work: str, kind: str) -> int:
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
@@ -64,8 +65,7 @@ def _locked(path: Path, place: Path) -> int:
         except BlockingIOError as error:
             os.close(handle)
             raise BeingWrittenError(
-                f"another export or pull is writing {place}; wait until it has ended, or choose another "
-                "folder"
+                f"another {work} is writing {place}; wait until it has ended, or choose another {kind}"
             ) from error
         except BaseException:
             os.close(handle)
@@ -75,7 +75,7 @@ def _locked(path: Path, place: Path) -> int:
 
 def _no_lock(path: Path, place: Path) -> ArtifactError:
     return ArtifactError(
-        f"{path} is no lock of an export or pull, and one of that name is needed beside {place}; move it away"
+        f"{path} is no lock that llorch made, and one of that name is needed beside {place}; move it away"
     )
 
 

@@ -6,7 +6,7 @@ Unknown fields, wrong types, values out of range and newer schema versions are r
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NoReturn
 
 import msgspec
 
@@ -14,7 +14,11 @@ from llorch_serve.errors import ArtifactError, NewerSchemaError
 from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.files.text import encode_json
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""The latest that this llorch reads."""
+
+PLAIN_SCHEMA_VERSION: Final = 1
+"""Of every artifact that has no field of a later one, so that an older llorch runs it."""
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "source"]
 ComputeType = Literal["float32", "float16", "bfloat16"]
@@ -485,6 +489,54 @@ class PromptGraph(_Struct, frozen=True, kw_only=True):
     recipe: Recipe
 
 
+class Stage(_Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Some successive layers of a model, as graphs of their own: one of the parts that run one after another.
+
+    first_layer, end_layer: its layers, the end left out. The first stage also has the embedding, the last
+        one the final norm and the head.
+    graph: its file name. data: the file of weights that no other stage reads.
+    shared_data: files of weights that other stages read too, as a table that is embedding and head at once.
+    inputs, outputs: of ``graph``. Its KV cache's tensors are numbered from 0, so that the stage is by itself
+        a graph of ``end_layer - first_layer`` layers; names are those of :class:`KvLayout`.
+    takes: names of inputs that are outputs of the stage before, equal in name, type and shape
+        ``[batch, tokens, hidden_size]``: the residual stream, and what is still to be added to it; none in
+        the first stage.
+    decode_graph, scales: as in :class:`Int8Cache`, of its layers alone; absent where the artifact has none.
+    prompts_graph, prompts_data: as in :class:`PromptGraph`, of its layers alone; absent where the artifact
+        has none.
+    widened_bytes: as in :class:`Manifest`, of its layers alone.
+    """
+
+    first_layer: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    end_layer: Count
+    graph: str
+    data: str
+    shared_data: Names = ()
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    takes: Names = ()
+    decode_graph: str | msgspec.UnsetType = msgspec.UNSET
+    scales: str | msgspec.UnsetType = msgspec.UNSET
+    prompts_graph: str | msgspec.UnsetType = msgspec.UNSET
+    prompts_data: str | msgspec.UnsetType = msgspec.UNSET
+    widened_bytes: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        return self.end_layer - self.first_layer
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that it needs: graphs, weights, and scales."""
+        names = (self.decode_graph, self.scales, self.prompts_graph, self.prompts_data)
+        further = (name for name in names if name is not msgspec.UNSET)
+        return (self.graph, self.data, *self.shared_data, *further)
+
+
+Stages = Annotated[tuple[Stage, ...], msgspec.Meta(min_length=2, max_length=1000)]
+
+
 class EmbeddingForm(_Struct, frozen=True, kw_only=True):
     """How a graph turns a text into one vector: the hidden states behind the final norm, pooled.
 
@@ -527,9 +579,13 @@ class Manifest(_Struct, frozen=True, kw_only=True):
         it loads a graph; absent: nothing.
     embedding: the graph gives a vector for each text, [batch, hidden_size], in place of logits, and has no KV
         cache among its inputs and outputs; absent: it is a language model's.
+    stages: the model as several graphs, in the order in which they run; absent: it is one. ``inputs``,
+        ``outputs`` and ``kv`` are then what one graph of all layers would have; the files that ``graph``,
+        ``int8_cache`` and ``prompts`` name are the first stage's. Needs ``schema_version`` 2, which others do
+        not have.
     """
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     model_id: str
     fingerprint: str
     model: LlamaConfig
@@ -564,6 +620,7 @@ class Manifest(_Struct, frozen=True, kw_only=True):
     source_forms: SourceForms | msgspec.UnsetType = msgspec.UNSET
     widened_bytes: Annotated[int, msgspec.Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
     embedding: EmbeddingForm | msgspec.UnsetType = msgspec.UNSET
+    stages: Stages | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def embeds(self) -> EmbeddingForm | None:
@@ -622,9 +679,17 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                 f"{origin} names stop token {token}; the vocabulary has ids 0 to {vocab_size - 1}. Export "
                 f"the model again."
             )
-    for specs, pattern in ((manifest.inputs, kv.past_name), (manifest.outputs, kv.present_name)):
-        if manifest.embeds is not None:
-            break
+    if manifest.embeds is None:
+        _check_cache(origin, kv, manifest.inputs, manifest.outputs)
+    if manifest.stages is not msgspec.UNSET:
+        _check_stages(manifest, manifest.stages, origin)
+
+
+def _check_cache(
+    origin: str, kv: KvLayout, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> None:
+    """Raise ArtifactError unless a KV cache's tensors are among a graph's inputs and outputs."""
+    for specs, pattern in ((inputs, kv.past_name), (outputs, kv.present_name)):
         types = {spec.name: spec.dtype for spec in specs}
         for layer in range(kv.layers):
             for kind in ("key", "value"):
@@ -636,6 +701,43 @@ def _check_consistent(manifest: Manifest, origin: str) -> None:
                         f"{origin} has {name} in {types[name]} and a KV cache in {kv.dtype}. Export the "
                         f"model again."
                     )
+
+
+def _check_stages(manifest: Manifest, stages: tuple[Stage, ...], origin: str) -> None:
+    """Raise ArtifactError unless the stages are the whole model, one behind the other."""
+
+    def refuse(found: str) -> NoReturn:
+        raise ArtifactError(f"{origin}: {found}. Export the model again.")
+
+    if manifest.schema_version == PLAIN_SCHEMA_VERSION:
+        refuse(f"it has stages and schema version {PLAIN_SCHEMA_VERSION}, expected {SCHEMA_VERSION}")
+    if manifest.layout != "llorch" or manifest.embeds is not None or manifest.fixed_shapes is not None:
+        refuse("it has stages, which only llorch's own graphs of any shape have that give logits")
+    layers, end, given = manifest.kv.layers, 0, dict[str, TensorSpec]()
+    for number, stage in enumerate(stages):
+        here = f"stage {number}"
+        if stage.first_layer != end or not stage.first_layer < stage.end_layer <= layers:
+            refuse(
+                f"{here} has layers {stage.first_layer} to {stage.end_layer}, expected some of {layers} from "
+                f"{end} on"
+            )
+        kv = msgspec.structs.replace(manifest.kv, layers=stage.layers)
+        _check_cache(f"{origin}, {here},", kv, stage.inputs, stage.outputs)
+        taken = {spec.name: spec for spec in stage.inputs if spec.name in stage.takes}
+        if taken != given or set(stage.takes) != given.keys():
+            refuse(f"{here} takes {', '.join(stage.takes)[:200] or 'nothing'} and is given something else")
+        given = {spec.name: spec for spec in stage.outputs if spec.name not in cache_names(kv)}
+        for what, found, expected in (
+            ("a graph over an int8 cache", stage.decode_graph, manifest.int8_cache),
+            ("its scales", stage.scales, manifest.int8_cache),
+            ("a graph for prompts", stage.prompts_graph, manifest.prompts),
+            ("its weights", stage.prompts_data, manifest.prompts),
+        ):
+            if (found is msgspec.UNSET) != (expected is None):
+                refuse(f"not all stages have {what}: {here} differs")
+        end = stage.end_layer
+    if end != layers or given.keys() != {"logits"}:
+        refuse(f"the stages end at layer {end} of {layers}, with {', '.join(given)[:200]}; expected logits")
 
 
 class _VersionOnly(msgspec.Struct):

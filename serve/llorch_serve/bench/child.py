@@ -108,7 +108,9 @@ class Child:
                 "Choose fewer tokens or a smaller depth"
             )
         ids = ask.prompt_ids or text_prompt(ask.longest, worker.tokenize)
-        self._offline = Offline(LocalBackend(worker), ids, info.vocab_size, self._meter)
+        self._offline = Offline(
+            LocalBackend(worker), ids, info.vocab_size, self._meter, lambda: worker.load().stages
+        )
         if isinstance(worker.artifact, Artifact):
             self._judged = (worker.artifact, config.session)
         return Entry(

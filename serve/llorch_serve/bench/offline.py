@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal
 
 from llorch_serve.bench.energy import EnergyMeter
 from llorch_serve.bench.measure import Backend, Figures, StreamRecord, figures
 from llorch_serve.bench.schema import Better, Figure, OfflineTest, figure
 from llorch_serve.bench.workload import greedy_request
+from llorch_serve.engine.load import StageTimes
 from llorch_serve.engine.reuse import ROWS_LEFT, SHORTEST_REUSE
 from llorch_serve.errors import UnsupportedError, UsageError
 from llorch_serve.requests import GenerationRequest
@@ -34,7 +36,10 @@ QUANTITIES: Final[dict[str, tuple[str, Better]]] = {
     "itl_p99_ms": ("ms", "lower"),
     "joules_per_token": ("J", "lower"),
 }
-"""What a run can give: name, and its unit and better direction."""
+"""What a run can give: name, and its unit and better direction. Of a model that is cut into stages also how
+busy each was, see :func:`quantity`.
+"""
+
 
 _OF_WORK: Final[dict[Work, frozenset[str]]] = {
     "prefill": frozenset({"prefill_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "joules_per_token"}),
@@ -99,14 +104,21 @@ class Offline:
     prompt_ids: the text of every prompt, repeated as often as a test needs. The first token of each prompt is
         another
     one, so that none starts from what the cache holds of an earlier test.
+    stages: tells how long each stage has worked so far; of one graph, nothing.
     """
 
     def __init__(
-        self, backend: Backend, prompt_ids: Sequence[int], vocab_size: int, meter: EnergyMeter
+        self,
+        backend: Backend,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        meter: EnergyMeter,
+        stages: Callable[[], Sequence[StageTimes]] = tuple,
     ) -> None:
         self._backend = backend
         self._ids = prompt_ids
         self._meter = meter
+        self._stages = stages
         start = secrets.randbelow(vocab_size)
         self._first = (number % vocab_size for number in itertools.count(start))
 
@@ -122,14 +134,27 @@ class Offline:
         length = test.depth + test.prompt_tokens
         requests = [self._request(first, length, test.generated_tokens) for first in firsts]
         before = self._meter.read()
+        worked, began = self._stages(), time.perf_counter()
         records = self._backend.run(requests)
+        took = time.perf_counter() - began
         joules = self._meter.joules_since(before)
         _check_depth(test, records)
-        return _quantities(test, records, joules)
+        return _quantities(test, records, joules) | _of_stages(worked, self._stages(), took)
 
     def _request(self, first: int, length: int, max_tokens: int) -> GenerationRequest:
         ids = (first, *itertools.islice(itertools.cycle(self._ids), 1, length))
         return greedy_request(str(uuid.uuid4()), ids, max_tokens)
+
+
+def _of_stages(before: Sequence[StageTimes], after: Sequence[StageTimes], seconds: float) -> dict[str, float]:
+    """Return how much of some time each stage was in calls, and calls of all lanes waited for it, in
+    percent.
+    """
+    found = {}
+    for number, (first, last) in enumerate(zip(before, after, strict=True)):
+        found[f"stage_{number}_busy"] = 100 * (last.busy_s - first.busy_s) / seconds
+        found[f"stage_{number}_waiting"] = 100 * (last.waiting_s - first.waiting_s) / seconds
+    return found
 
 
 def _check_depth(test: OfflineTest, records: Sequence[StreamRecord]) -> None:
@@ -164,7 +189,14 @@ def speeds(found: Figures) -> dict[str, float]:
     }
 
 
+def quantity(name: str) -> tuple[str, Better | None]:
+    """Return the unit of what a run gives, and its better direction where there is one."""
+    if name in QUANTITIES:
+        return QUANTITIES[name]
+    return ("%", None)  # of the run's time, see :func:`_of_stages`
+
+
 def summarise(runs: Sequence[dict[str, float]]) -> dict[str, Figure]:
     """Return the figures of runs of one test, which have the same quantities."""
     names = runs[0] if runs else {}
-    return {name: figure([run[name] for run in runs], *QUANTITIES[name]) for name in names}
+    return {name: figure([run[name] for run in runs], *quantity(name)) for name in names}

@@ -14,10 +14,10 @@ import msgspec
 
 from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.bench.schema import Entry, FidelityResult, OfflineTest, Problem
-from llorch_serve.config import SessionConfig
+from llorch_serve.config import SessionConfig, StageChoice
 from llorch_serve.providers import ProviderChoice
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -39,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     options: tuple[str, ...]
     library: str | None
     allow_cpu_nodes: bool
+    stage_devices: tuple[int, ...]
+    stage_processes: bool
 
     @staticmethod
     def of(config: SessionConfig) -> Settings:
@@ -57,6 +59,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             options=choice.options,
             library=None if choice.library is None else str(choice.library),
             allow_cpu_nodes=choice.allow_cpu_nodes,
+            stage_devices=config.stages.devices,
+            stage_processes=config.stages.processes,
         )
 
     def config(self) -> SessionConfig:
@@ -72,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             huge_pages=self.huge_pages,
             share_weights=self.share_weights,
             provider=ProviderChoice(self.provider, self.options, library, self.allow_cpu_nodes),
+            stages=StageChoice(self.stage_devices, self.stage_processes),
         )
 
 

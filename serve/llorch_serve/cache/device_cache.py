@@ -22,6 +22,7 @@ class DeviceCache:
     """
 
     stays_bound = True
+    takes_batches = False
 
     def __init__(self, kv: KvLayout, capacity: KvCapacity, runtime: Any, provider: ActiveProvider) -> None:
         self.kv = kv

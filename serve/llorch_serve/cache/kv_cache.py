@@ -140,6 +140,10 @@ class SlotCache(Protocol):
     def stays_bound(self) -> bool:
         """Whether it is bound to a graph once, rather than before every call."""
 
+    @property
+    def takes_batches(self) -> bool:
+        """Whether one call takes a token of each of several slots."""
+
     def place(self, first: int, count: int) -> tuple[int, int]:
         """Return what tells the buffers of neighbouring slots from all others."""
 
@@ -160,6 +164,7 @@ class KvCache:
     """The buffers, and edits of slots. A slot's positions are those of all layers, keys and values."""
 
     stays_bound = False
+    takes_batches = True
 
     def __init__(self, kv: KvLayout, capacity: KvCapacity) -> None:
         self.kv = kv

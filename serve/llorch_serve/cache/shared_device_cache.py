@@ -22,6 +22,7 @@ class SharedDeviceCache:
     """
 
     stays_bound = True
+    takes_batches = True
 
     def __init__(
         self, kv: KvLayout, capacity: KvCapacity, buffers: DeviceBuffers, memory: DeviceMemory

@@ -7,7 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
+import time
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerIdentity:
+    """What has an answer be the same bytes whenever it is asked for, as lines of a file are.
+
+    name: 24 hexadecimal digits, of which its ids are made. created: the time that it tells, in seconds since
+        1970; None: the clock's. seed: of sampling, where the request names none.
+    """
+
+    name: str
+    created: int | None
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +32,23 @@ class Caller:
     owner: who it is, where the worker knows its callers; else empty. client: for fairness among those who
         give no client id of their own.
     correlation_id, traceparent: of the caller's records and trace.
+    identity: of the answer, where the caller decides on it; else None.
     """
 
     owner: str
     client: str
     correlation_id: str
     traceparent: str = ""
+    identity: AnswerIdentity | None = None
+
+    def answer_id(self, prefix: str) -> str:
+        """Return an id for the answer that no other has: the prefix and 24 hexadecimal digits."""
+        return prefix + (secrets.token_hex(12) if self.identity is None else self.identity.name)
+
+    def now(self) -> float:
+        """Return the time that the answer tells, in seconds since 1970."""
+        fixed = None if self.identity is None else self.identity.created
+        return time.time() if fixed is None else fixed
 
 
 class TokenList:

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from llorch_serve.client.calls import Call
 from llorch_serve.client.channel import Access
 from llorch_serve.client.proxy import DIRECT, host_of, is_loopback, proxy_variable
-from llorch_serve.errors import LlorchError, UnavailableError, WorkerError
+from llorch_serve.errors import LlorchError, UnavailableError, UnreachableError, WorkerError
 from llorch_serve.rpc import SERVICE_NAME, worker_pb2_grpc
 from llorch_serve.rpc.status import read_status
 
@@ -64,7 +64,7 @@ class BaseWorkerClient:
                 f"log"
             )
         return self._with_proxy(
-            WorkerError(
+            UnreachableError(
                 f"no worker answers at {self.address} after {timeout_s:g} s; start one with: llorch serve "
                 "DIR, or correct the address"
             )
@@ -74,7 +74,7 @@ class BaseWorkerClient:
         """Return the error, which also says where a proxy is in the way that nobody may have thought of."""
         if self._proxy is None or not isinstance(error, WorkerError):
             return error
-        return WorkerError(
+        return type(error)(
             f"{error}; the call went through the proxy that {self._proxy} names: "
             f"set no_proxy={host_of(self.address)} to call the worker directly"
         )

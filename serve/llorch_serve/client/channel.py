@@ -16,6 +16,10 @@ OPTIONS: Final = (
     # A worker that is still starting is found soon after it listens.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A machine that is gone without a word is noticed, if late: to servers more pings are an attack.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 

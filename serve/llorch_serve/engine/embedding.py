@@ -95,6 +95,10 @@ class EmbeddingEngine:
             ]
         )
 
+    def held(self, sequence: Sequence) -> int:
+        """Return 0: nothing is kept of a text."""
+        return 0
+
     def close(self) -> None:
         """Do what the other engine ends here: nothing."""
 

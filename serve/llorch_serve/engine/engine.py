@@ -75,6 +75,10 @@ class Engine:
         self._rate.count(now, tokens)
         return events
 
+    def held(self, sequence: Sequence) -> int:
+        """Return how many tokens of a prompt the cache holds; from any thread, as of about now."""
+        return self._scheduler.held(sequence)
+
     def close(self) -> None:
         """End the thread of masks."""
         self._masks.close()

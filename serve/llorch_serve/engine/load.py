@@ -5,7 +5,8 @@ state.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -21,6 +22,19 @@ class WorkerState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class StageTimes:
+    """What one stage of a model that is cut into stages has done so far, for all lanes.
+
+    calls: of its graphs. busy_s: seconds in them. waiting_s: seconds that calls waited for others to end; the
+        stage that all wait for is the bottleneck.
+    """
+
+    calls: int = 0
+    busy_s: float = 0.0
+    waiting_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Figures of one moment.
 
@@ -33,6 +47,7 @@ class Load:
     tokens_per_second: generated over the last seconds, all requests together.
     state, load_percent, loaded_bytes, total_bytes: where the worker is, and how far its model has been
         loaded.
+    stages: what each stage has done, of a model that is cut into stages; else nothing.
     """
 
     running: int
@@ -51,6 +66,7 @@ class Load:
     load_percent: float = 100.0
     loaded_bytes: int = 0
     total_bytes: int = 0
+    stages: tuple[StageTimes, ...] = ()
 
 
 NOTHING: Final = Load(
@@ -68,6 +84,20 @@ NOTHING: Final = Load(
     state=WorkerState.STARTING,
 )
 """The figures of a worker that has not loaded its model."""
+
+
+def together(loads: Sequence[Load], stages: tuple[StageTimes, ...] = ()) -> Load:
+    """Return the figures of one worker whose sequences are in several lanes. loads: of each lane."""
+    if len(loads) == 1:
+        return replace(loads[0], stages=stages)
+    sums = {name: sum(getattr(load, name) for load in loads) for name in _SUMMED}
+    return Load(**sums, stages=stages)
+
+
+_SUMMED: Final = (
+    "running", "waiting", "slots", "kv_tokens_running", "kv_tokens_idle", "kv_tokens_total", "prompt_tokens",
+    "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens", "tokens_per_second",
+)  # fmt: skip
 
 
 class TokenRate:

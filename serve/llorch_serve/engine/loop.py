@@ -62,27 +62,39 @@ class EngineLoop:
         self._engine = engine
         self._on_events = on_events
         self._on_death = on_death
+        # Each is written by one thread: whoever adds, one at a time, and the loop's.
+        self._added = self._taken = 0
         self._commands: queue.SimpleQueue[_Add | _Abort | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="llorch-engine", daemon=True)
+
+    @property
+    def live(self) -> int:
+        """Sequences that have been handed over and have not ended. Any thread, as of about now."""
+        return len(self._engine.live) + self._added - self._taken
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def add(self, *sequences: Sequence) -> None:
-        """Queue the sequences of one request, all or none; any thread.
+        """Queue the sequences of one request, all or none; any thread, one at a time.
 
         Where the queue is full for them, the first one's event says so.
         """
+        self._added += len(sequences)
         self._commands.put(_Add(sequences))
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence; its last event has reason CANCELLED. Any thread; idempotent."""
         self._commands.put(_Abort(sequence))
 
+    def end(self) -> None:
+        """Have the thread cancel what is live and end, after its step."""
+        self._commands.put(_Stop())
+
     def stop(self) -> None:
         """Cancel what is live and end the thread; returns when it has ended."""
-        self._commands.put(_Stop())
+        self.end()
         self._thread.join()
 
     def _main(self) -> None:
@@ -122,6 +134,8 @@ class EngineLoop:
             self._engine.add(*sequences)
         except QueueFullError as error:
             self._on_events([TokenEvent(sequences[0], None, error=error)])
+        finally:
+            self._taken += len(sequences)
 
     def _cancelled(self, sequences: list[Sequence]) -> list[TokenEvent]:
         """Abort sequences; return the last event of each that was live."""

@@ -118,6 +118,10 @@ class Scheduler:
             self.remove(sequence, keep_cache=False)
         return failed
 
+    def held(self, sequence: Sequence) -> int:
+        """Return how many tokens of a prompt the slots hold; from any thread, as of about now."""
+        return self._table.held(sequence)
+
     @property
     def waiting(self) -> int:
         """Sequences without a slot."""

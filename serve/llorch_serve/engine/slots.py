@@ -63,6 +63,10 @@ class SlotTable:
         """Tokens that idle slots keep for reuse."""
         return sum(len(slot.tokens) for slot in self._slots)
 
+    def held(self, sequence: Sequence) -> int:
+        """Return how long a prefix of a prompt some slot holds; from any thread, as of about now."""
+        return self._prefixes.longest_prefix(sequence)[1]
+
     def has_room(self, sequence: Sequence) -> bool:
         """Tell whether a slot is idle and the budget lets the sequence grow to its longest."""
         idle = any(slot.sequence is None for slot in self._slots)

@@ -1,11 +1,11 @@
 """The routes of the HTTP front, put together.
 
-Input: the service and whoever keeps records. Output: one ASGI application for uvicorn.
+Input: the service and whoever keeps records. Output: one ASGI application, for a guard and uvicorn around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from starlette.applications import Starlette
@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from llorch_serve.errors import LlorchError
+from llorch_serve.http.batches.routes import NO_BATCHES, Endpoint
 from llorch_serve.http.embedding_routes import embeddings_dialect
-from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.job_routes import JobDialect
 from llorch_serve.http.messages.routes import counting, messages_dialect, versioned
 from llorch_serve.http.openai_routes import chat_dialect, completions_dialect
@@ -41,23 +41,21 @@ from llorch_serve.http.status_routes import (
 )
 from llorch_serve.http.token_routes import detokenize, tokenize
 from llorch_serve.http.unknown_fields import UnknownFields
-from llorch_serve.observe.observer import Answered
-
-Endpoint = ASGIApp | Callable[[Request], Awaitable[Response]]
 
 OPEN_PATHS: Final = frozenset({"/health", "/openapi.json", *PAGE_PATHS})
 """Paths that need no token: they hold nothing of the model or its users."""
 
 
-def make_app(
+def make_routes(
     service: HttpService,
     exposition: Exposition,
-    access: Access,
-    on_answered: Callable[[Answered], None],
     unknown: UnknownFields = UnknownFields.REFUSE,
     replicas: LookAtReplicas = no_replicas,
+    batches: Mapping[str, Endpoint] = NO_BATCHES,
 ) -> ASGIApp:
-    """Return the application. unknown: see HttpSettings."""
+    """Return the application without what guards its door. unknown: see HttpSettings. batches: what answers
+    their paths, and those of files.
+    """
     status, jobs = StatusRoutes(service, exposition, replicas), JobDialect()
     responses = ResponseRoutes(KeptResponses(), unknown)
 
@@ -90,12 +88,13 @@ def make_app(
         "/v1/models": lambda _: status.models,
         "/v1/models/{model_id}": lambda _: status.model,
     }
+    endpoints |= {path: lambda path: batches[path] for path in batches}
     routes = _routes(endpoints | dict.fromkeys(PAGE_PATHS, lambda _: page_file))
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _refuse, LlorchError: _refuse, Exception: _refuse}
     )
     app.router.redirect_slashes = False  # clients of JSON do not send their body again
-    return Guard(app, access, on_answered)
+    return app
 
 
 def _routes(endpoints: Mapping[str, Callable[[str], Endpoint]]) -> list[Route]:

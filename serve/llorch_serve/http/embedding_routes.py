@@ -7,7 +7,6 @@ little-endian float32.
 from __future__ import annotations
 
 import base64
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -74,7 +73,7 @@ def _read(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None
     if bad:
         raise InvalidRequestError(bad)
     request = EmbedRequest(
-        f"{_PREFIX}{secrets.token_hex(12)}",
+        caller.answer_id(_PREFIX),
         tuple(texts),
         dimensions=body.dimensions,
         truncate_prompt_tokens=body.truncate_prompt_tokens,

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from llorch_serve.calls.callers import Caller
 from llorch_serve.errors import QueueFullError
 from llorch_serve.http.connection import HOLDER
 from llorch_serve.http.problems import CLIENT_CLOSED, HttpError, Problem
@@ -34,6 +35,8 @@ KEEP_ALIVE_S: Final = 10.0
 # Where the guard leaves them in the scope.
 CORRELATION: Final = "llorch.correlation_id"
 CALLER: Final = "llorch.caller"
+# Where a request that came over no connection has its whole caller.
+ASKER: Final = "llorch.asker"
 
 
 class Bodies:
@@ -94,6 +97,13 @@ class Exchange:
         """
         address = self._scope.get("client")
         return self.owner or (f"http:{address[0]}" if address else "http")
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks, and the ids of their own."""
+        asker: Caller | None = self._scope.get(ASKER)
+        traceparent = self.header("traceparent") or ""
+        return asker or Caller(self.owner, self.client, self.correlation_id, traceparent)
 
     def header(self, name: str) -> str | None:
         """Return the first header of a lower-case name."""

@@ -8,8 +8,6 @@ whose names for fields are turned back into OpenAI's.
 from __future__ import annotations
 
 import re
-import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -171,7 +169,7 @@ def _plan(
     if bad:
         refuse_fields(bad)
     check_model(body.model, info)
-    answer_id = f"{prefix}{secrets.token_hex(12)}"
+    answer_id = caller.answer_id(prefix)
     several = len(prompts) > 1
     requests = tuple(
         GenerationRequest(
@@ -188,7 +186,7 @@ def _plan(
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     shape = AnswerShape(
         answer_id,
-        int(time.time()),
+        int(caller.now()),
         body.model or info.names[0],
         include_usage,
         answers=options.answers.n,

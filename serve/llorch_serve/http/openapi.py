@@ -70,8 +70,13 @@ def document() -> dict[str, Any]:
 def _operation(operation: Operation) -> dict[str, Any]:
     told: dict[str, Any] = {"summary": operation.summary}
     if "{" in operation.path:
-        name = operation.path.partition("{")[2].removesuffix("}")
+        name = operation.path.partition("{")[2].partition("}")[0]
         told["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    if operation.query:
+        told["parameters"] = [{"name": name, "in": "query", "schema": {}} for name in operation.query]
+    if operation.form:
+        fields = {"type": "object", "properties": {name: {} for name in operation.form}}
+        told["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": fields}}}
     if operation.body is not None:
         schema = {"$ref": _REF.format(name=operation.body.__name__)}
         told["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

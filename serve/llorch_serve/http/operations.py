@@ -8,11 +8,14 @@ operation's fields to those that its route reads.
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from llorch_serve.http.batches.reading import BATCHES, FILES, BatchBody
+from llorch_serve.http.batches.uploads import FORM
 from llorch_serve.http.embedding_routes import EmbeddingsBody
 from llorch_serve.http.job_routes import CancelBody, JobBody
 from llorch_serve.http.messages.schema import CountBody, MessagesBody
@@ -32,11 +35,15 @@ class Answers(enum.Enum):
     EVENTS = ("text/event-stream",)
     TEXT = ("text/plain",)
     FILE = ("text/html", "text/javascript", "text/css")
+    BYTES = ("application/octet-stream",)
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation. path: as OpenAPI writes it, names in braces. body: what its body is read as."""
+    """One operation. path: as OpenAPI writes it, names in braces. body: what its body is read as.
+
+    query: names that its query may have. form: names of the fields of its form, where that is its body.
+    """
 
     method: str
     path: str
@@ -44,6 +51,8 @@ class Operation:
     answers: Answers = Answers.JSON
     body: type[msgspec.Struct] | None = None
     status: int = 200
+    query: tuple[str, ...] = ()
+    form: tuple[str, ...] = ()
 
 
 OPERATIONS: Final = (
@@ -58,6 +67,15 @@ OPERATIONS: Final = (
     Operation("POST", "/v1/score", "Tell how likely continuations of a context are", body=ScoreBody),
     Operation("POST", "/v1/embeddings", "Give a vector for each text", body=EmbeddingsBody),
     Operation("POST", "/v1/rerank", "Order documents by their relevance to a query", body=RerankBody),
+    Operation("GET", "/v1/files", "List files", query=FILES.known),
+    Operation("POST", "/v1/files", "Send a file", form=FORM),
+    Operation("GET", "/v1/files/{file_id}", "Describe a file"),
+    Operation("DELETE", "/v1/files/{file_id}", "Delete a file"),
+    Operation("GET", "/v1/files/{file_id}/content", "Read a file", Answers.BYTES),
+    Operation("GET", "/v1/batches", "List batches", query=BATCHES.known),
+    Operation("POST", "/v1/batches", "Answer the lines of a file", body=BatchBody),
+    Operation("GET", "/v1/batches/{batch_id}", "Describe a batch"),
+    Operation("POST", "/v1/batches/{batch_id}/cancel", "End a batch"),
     Operation("POST", "/tokenize", "Turn a text or a chat into token ids", body=TokenizeBody),
     Operation("POST", "/detokenize", "Turn token ids into a text", body=DetokenizeBody),
     Operation("GET", "/v1/models", "List the model"),
@@ -72,13 +90,19 @@ OPERATIONS: Final = (
     *(Operation("GET", path, "A file of the page", Answers.FILE) for path in PAGE_PATHS),
 )
 
+_NAME: Final = re.compile(r"\{[a-z_]+\}")
 _PATHS: Final = frozenset(operation.path for operation in OPERATIONS)
-_NAMED: Final = {path.partition("{")[0]: path.partition("{")[0] + "ID" for path in _PATHS if "{" in path}
+_NAMED: Final = {
+    # A model's name may hold slashes.
+    re.compile(_NAME.sub("[^/]+", path.replace("{model_id}", ".*"))): _NAME.sub("ID", path)
+    for path in _PATHS
+    if "{" in path
+}
 
 
 def route_of(path: str) -> str:
     """Return the route of a path for metrics, which must not grow with what people ask for."""
     if path in _PATHS and "{" not in path:
         return path
-    named = (route for beginning, route in _NAMED.items() if path.startswith(beginning))
-    return next(named, "other")
+    named = (route for pattern, route in _NAMED.items() if pattern.fullmatch(path))
+    return max(named, key=len, default="other")

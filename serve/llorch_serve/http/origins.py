@@ -8,6 +8,7 @@ answers are as if this did not exist.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,6 +45,15 @@ class Origins:
         """Tell whether a page may call."""
         return origin is not None and (ANY in self.allowed or origin in self.allowed)
 
+    def check_sender(self, headers: Mapping[str, str]) -> None:
+        """Raise HttpError for a request of a page that may not call, of a kind that browsers send without
+        asking first.
+        """
+        origin = headers.get("origin")
+        own = (origin or "").partition("://")[2] == headers.get("host")  # the worker's own page
+        if origin is not None and not own and not self.allows(origin):
+            raise _not_allowed(origin)
+
     def preflight(self, exchange: Exchange) -> Headers | None:
         """Return the headers by which a browser learns what a page may send; None: it has not asked.
 
@@ -53,12 +63,7 @@ class Origins:
         if exchange.method != "OPTIONS" or origin is None or exchange.header(_PREFLIGHT) is None:
             return None
         if not self.allows(origin):
-            shown = origin[:100]
-            found = (
-                f"a page of {shown!r} may not call this worker; whoever runs it can allow it with "
-                f"--allowed-origin {shown}"
-            )
-            raise HttpError(403, "origin_not_allowed", found)
+            raise _not_allowed(origin)
         asked = exchange.header("access-control-request-headers") or ""
         plain = len(asked) <= _MOST_NAMES_CHARS and _NAMES.fullmatch(asked)
         found_headers: Headers = (
@@ -69,6 +74,15 @@ class Origins:
         if exchange.header("access-control-request-private-network") == "true":
             found_headers += ((b"access-control-allow-private-network", b"true"),)
         return found_headers
+
+
+def _not_allowed(origin: str) -> HttpError:
+    shown = origin[:100]
+    found = (
+        f"a page of {shown!r} may not call this worker; whoever runs it can allow it with "
+        f"--allowed-origin {shown}"
+    )
+    return HttpError(403, "origin_not_allowed", found)
 
 
 def _shared(origin: bytes) -> Headers:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llorch_serve.errors import (
+    AuthenticationError,
     CancelledError,
     EngineStoppedError,
     FieldViolation,
@@ -27,6 +28,7 @@ from llorch_serve.errors import (
     ResourceError,
     UnavailableError,
     UnsupportedError,
+    WorkerError,
 )
 from llorch_serve.http.fields import MAX_LISTED, first_fields
 
@@ -111,10 +113,13 @@ def describe(error: Exception, *, route: str) -> Problem:
             return Problem(503, "service_unavailable", error.reason.lower(), text, headers=_SOON)
         case CancelledError():
             return Problem(CLIENT_CLOSED, "cancelled", "cancelled", text)
-        case EngineStoppedError():  # logged where it happened
-            return Problem(500, "server_error", "engine_stopped", text)
-        case LoggedError():
-            return Problem(500, "server_error", "internal_error", text)
+        case AuthenticationError() | WorkerError():  # of a worker elsewhere that was to answer
+            refuses = isinstance(error, AuthenticationError)
+            status, kind = (401, "authentication_error") if refuses else (502, "server_error")
+            return Problem(status, kind, "invalid_api_key" if refuses else "worker_failed", text)
+        case LoggedError():  # where it happened
+            code = "engine_stopped" if isinstance(error, EngineStoppedError) else "internal_error"
+            return Problem(500, "server_error", code, text)
         case NonFiniteLogitsError():  # the artifact's fault: whoever runs the worker should know too
             logger.error("%s: %s", route, text)
             return Problem(500, "server_error", "non_finite_logits", text)

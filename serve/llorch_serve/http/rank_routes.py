@@ -6,7 +6,6 @@ Input: a query and documents. Output: the documents' places with their relevance
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -74,7 +73,7 @@ def _read(raw: bytes, info: ModelInfo, caller: Caller, ignored: list[str] | None
         raise InvalidRequestError([FieldViolation("top_n", found)])
     documents = tuple(each if isinstance(each, str) else each.text for each in body.documents)
     request = RankRequest(
-        f"{_PREFIX}{secrets.token_hex(12)}",
+        caller.answer_id(_PREFIX),
         body.query,
         documents,
         instruction=body.instruction,

@@ -6,7 +6,6 @@ each, in their order.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -75,7 +74,7 @@ def _read(raw: bytes, info: ModelInfo, caller: Caller) -> Plan:
     if bad:
         raise InvalidRequestError(bad)
     request = ScoreRequest(
-        f"{_PREFIX}{secrets.token_hex(12)}",
+        caller.answer_id(_PREFIX),
         context,
         continuations,
         logprobs=body.logprobs,

@@ -24,10 +24,11 @@ from llorch_serve.calls.callers import TokenList
 from llorch_serve.calls.front_desk import FrontDesk
 from llorch_serve.engine.load import Load
 from llorch_serve.errors import EngineStoppedError, PortError
-from llorch_serve.http.app import OPEN_PATHS, make_app
+from llorch_serve.http.app import OPEN_PATHS, make_routes
+from llorch_serve.http.batches.front import FrontBatches
 from llorch_serve.http.connection import IDLE_TIMEOUT_S, Connection
 from llorch_serve.http.connection_limit import ConnectionLimit, Listener
-from llorch_serve.http.guard import Access
+from llorch_serve.http.guard import Access, Guard
 from llorch_serve.http.origins import Origins
 from llorch_serve.http.service import HttpService
 from llorch_serve.http.settings import DEFAULT_SETTINGS, HttpSettings
@@ -91,15 +92,21 @@ class HttpFront:
             stream_interval=config.stream_interval,
         )
         self._service = HttpService(self._desk, load)
+        settings = config.settings
+        origins = Origins(frozenset(settings.origins))
+        self._batches = FrontBatches(settings.batches, self._service, origins, settings.unknown)
+        self._routes = make_routes(
+            self._service, exposition, settings.unknown, replicas, self._batches.endpoints
+        )
         access = Access(
             TokenList(config.tokens) if config.tokens else None,
             OPEN_PATHS,
-            hosts_of(config.host, config.settings.hosts),
-            Origins(frozenset(config.settings.origins)),
+            hosts_of(config.host, settings.hosts),
+            origins,
         )
         self._server = _Server(
             uvicorn.Config(
-                make_app(self._service, exposition, access, on_answered, config.settings.unknown, replicas),
+                Guard(self._routes, access, on_answered),
                 ssl_context_factory=None if config.tls is None else lambda *_, tls=config.tls: tls,
                 http=functools.partial(Connection, limit=self._limit),  # type: ignore[arg-type]  # it is only called
                 ws="none",
@@ -117,7 +124,11 @@ class HttpFront:
         self._running: asyncio.Task[None] | None = None
 
     async def bind(self) -> str:
-        """Listen and answer with 503; return HOST:PORT. Raises PortError if the address cannot be bound."""
+        """Listen and answer with 503; return HOST:PORT.
+
+        Raises PortError if the address cannot be bound, UsageError if files cannot be kept where they should.
+        """
+        await self._batches.open()
         sockets = _listen(self._config.host, self._config.port, self._limit)
         self._running = asyncio.ensure_future(self._server.serve(sockets))
         shown = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
@@ -128,6 +139,7 @@ class HttpFront:
     def set_ready(self, generator: TextGenerator) -> None:
         """Answer with ``generator``."""
         self._desk.open(generator)
+        self._batches.start(generator, self._routes)
 
     def set_answerable(self, answerable: bool) -> None:
         """Refuse requests while no replica could answer them, and take them again."""
@@ -141,10 +153,12 @@ class HttpFront:
         """Refuse new requests, let running ones finish within the timeout or until ``forced``, and end the
         rest.
         """
+        await self._batches.stop()
         await self._desk.drain(forced, timeout_s)
 
     async def fail(self, error: EngineStoppedError) -> None:
         """Refuse new requests for good and end those that run with the engine's error."""
+        await self._batches.stop()
         await self._desk.fail(error)
 
     async def close(self) -> None:
@@ -152,6 +166,7 @@ class HttpFront:
         self._server.should_exit = True
         if self._running is not None:
             await self._running
+        await self._batches.close()
         self._desk.close()
 
 

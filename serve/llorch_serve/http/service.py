@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -18,7 +19,7 @@ from llorch_serve.calls.callers import Caller
 from llorch_serve.calls.front_desk import FrontDesk, MessageCalls
 from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.engine.load import Load
-from llorch_serve.errors import InvalidRequestError
+from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.http.exchange import Bodies, Exchange
 from llorch_serve.http.problems import Problem, describe
 from llorch_serve.http.shapes import refusal_body
@@ -104,6 +105,14 @@ class HttpService:
         """What is served; None until it is loaded."""
         return self._desk.info
 
+    def check_open(self) -> None:
+        """Raise UnavailableError, with the reason, while no request is taken."""
+        self._desk.check_open()
+
+    def call(self) -> AbstractContextManager[None]:
+        """Count a request for as long as it runs."""
+        return self._desk.call()
+
     async def cancel(self, request_id: str, owner: str) -> None:
         """End a request that came over HTTP from the same caller, if it is live. Idempotent."""
         await self._desk.cancel_everywhere((request_id,), owner)
@@ -141,7 +150,7 @@ class HttpService:
         """Have a body computed on a reading thread."""
         generator, info = self._desk.generator, self._desk.info
         assert info is not None
-        work = functools.partial(computation, raw, generator, info, _caller(exchange))
+        work = functools.partial(computation, raw, generator, info, exchange.caller)
         return await self._desk.run(len(raw), work)
 
     async def _attempt(self, work: Callable[[], Awaitable[None]], route: str) -> Problem | None:
@@ -157,7 +166,7 @@ class HttpService:
         return None
 
     async def _generate(self, raw: bytes, exchange: Exchange, dialect: Dialect) -> None:
-        caller = _caller(exchange)
+        caller = exchange.caller
         read = functools.partial(self._submit, raw, caller, dialect)
         admission = self._desk.admit(len(raw), caller.owner, read)
         del raw, read  # as above
@@ -172,15 +181,27 @@ class HttpService:
         generator, info = self._desk.generator, self._desk.info
         assert info is not None
         plan = dialect.read(raw, info, caller)
+        if plan.answer.stream and caller.identity is not None:
+            found = "true, and such an answer comes whole; leave it out"
+            raise InvalidRequestError([FieldViolation("stream", found)])
         submitted = []
         for request in plan.requests:
-            owned = replace(request, owner=caller.owner)
+            owned = replace(_seeded(request, caller), owner=caller.owner)
             submit = _submission(generator, owned)
             try:
                 submitted.append(calls.submit(request.request_id, submit, whole=not plan.answer.stream))
             except InvalidRequestError as error:
                 raise error.renamed(plan.answer.names) from error
         return plan.answer, submitted
+
+
+def _seeded(request: Request, caller: Caller) -> Request:
+    """Return a request with the seed of an answer whose identity is decided on, unless it names one."""
+    if caller.identity is None or not isinstance(request, GenerationRequest):
+        return request
+    if request.sampling.seed is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=caller.identity.seed))
 
 
 def _submission(generator: TextGenerator, request: Request) -> Callable[[UpdateSink], Abort]:
@@ -194,11 +215,6 @@ def _submission(generator: TextGenerator, request: Request) -> Callable[[UpdateS
             return functools.partial(generator.submit_embedding, request)
         case _:
             return functools.partial(generator.submit, request)
-
-
-def _caller(exchange: Exchange) -> Caller:
-    traceparent = exchange.header("traceparent") or ""
-    return Caller(exchange.owner, exchange.client, exchange.correlation_id, traceparent)
 
 
 class GenerationRoute:

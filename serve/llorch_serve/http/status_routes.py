@@ -82,6 +82,8 @@ class StatusRoutes:
         replica too.
         """
         body = asdict(self._service.load())
+        if not body["stages"]:  # of one graph there is nothing to tell
+            del body["stages"]
         if (replicas := self._replicas()) is not None:
             body["replicas"] = [_figures(one) for one in replicas]
         return json_response(body)

@@ -7,6 +7,7 @@ of ``worker/served.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from llorch_serve.artifact.folder import Artifact, is_artifact, load_artifact
@@ -23,6 +24,8 @@ from llorch_serve.runtime import huge_pages
 from llorch_serve.runtime.fixed_session import FixedSession, open_fixed
 from llorch_serve.runtime.opening import LoadReport, open_session
 from llorch_serve.runtime.session import DecoderSession
+from llorch_serve.stages.checks import refuse_choice
+from llorch_serve.stages.pipeline import Pipeline, open_pipeline
 from llorch_serve.worker.served import ServedSession
 
 
@@ -53,14 +56,22 @@ def open_model(
                 "them out"
             )
     session = _open(model, config, report)
+    _gather(session, config)
+    return session
+
+
+def _gather(session: ServedSession, config: SessionConfig, *, here: bool = True) -> None:
+    """Move weights into huge pages, where that is asked for and possible. here: they are in this process, and
+    not in others that have done it.
+    """
     if config.huge_pages is not False:
         if session.placement.device == "cpu":
-            huge_pages.gather()
+            if here:
+                huge_pages.gather()
         elif config.huge_pages:
             raise UsageError(
                 f"--huge-pages has no effect on weights that lie on {session.placement.device}; leave it out"
             )
-    return session
 
 
 def _open(
@@ -68,10 +79,11 @@ def _open(
 ) -> ServedSession:
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
-            if config.share_weights and model.manifest.fixed_shapes is not None:
+            if config.share_weights and (model.manifest.fixed_shapes is not None or model.manifest.stages):
                 raise _not_shared(model.folder)
             return open_artifact(model, config, report)
         model = wrapped_model(model)
+    refuse_choice(config.stages, model.folder)
     if config.share_weights:
         raise _not_shared(model.folder)
     return open_foreign(model, config, report)
@@ -80,15 +92,41 @@ def _open(
 def _not_shared(folder: Path) -> UsageError:
     return UsageError(
         f"--share-weights has no effect on {folder}: expected an artifact of llorch's own for the CPU that "
-        "generates text; leave it out"
+        "generates text and has one stage; leave it out"
     )
+
+
+def open_lanes(
+    model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
+) -> Pipeline | None:
+    """Load the stages of a model that is cut into stages; None for one that is not. See :func:`open_model`
+    for the errors.
+    """
+    if not isinstance(model, Artifact) or not model.manifest.stages:
+        return None
+    if config.share_weights:
+        raise _not_shared(model.folder)
+    if config.huge_pages:
+        huge_pages.require()
+    pipeline = open_pipeline(model, config, report)
+    try:
+        _gather(pipeline.sessions[0], config, here=not config.stages.processes)
+    except BaseException:
+        pipeline.close()
+        raise
+    return pipeline
 
 
 def open_artifact(
     artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
 ) -> DecoderSession | FixedSession:
-    """Load the graphs of an artifact with one of llorch's own. See
+    """Load the graphs of an artifact with one of llorch's own; those of stages in this process, as one lane,
+    since who runs a session by hand makes one call after the other. See
     :func:`llorch_serve.runtime.opening.open_session` for the errors.
     """
+    if artifact.manifest.stages:
+        stages = replace(config.stages, processes=False, lanes=1)
+        return open_pipeline(artifact, replace(config, stages=stages), report).sessions[0]
+    refuse_choice(config.stages, artifact.folder)
     opener = open_session if artifact.manifest.fixed_shapes is None else open_fixed
     return opener(artifact, config, report)

@@ -5,30 +5,28 @@ started.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import UsageError
 from llorch_serve.foreign.model import ForeignModel
+from llorch_serve.loading.beside import made_beside
 from llorch_serve.loading.collection import uncollected
-from llorch_serve.loading.models import load_model, open_model
+from llorch_serve.loading.models import load_model, open_lanes, open_model
 from llorch_serve.providers.placement import describe_shares
 from llorch_serve.runtime.embedding_session import open_embedder
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.sampling.params import check_defaults
+from llorch_serve.stages.pipeline import Pipeline
 from llorch_serve.text.tokenizer import Tokenizer, leave_threads_alone
 from llorch_serve.worker.embedding_worker import EmbeddingWorker
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.served import ServedSession
 from llorch_serve.worker.worker import Worker
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 AnyWorker: TypeAlias = Worker | EmbeddingWorker
 """What a folder's model becomes, by what its graph gives."""
@@ -86,30 +84,33 @@ def _generating(
             reasoning_format=config.reasoning_format,
         )
 
-    def session() -> ServedSession:
-        return open_model(model, config.session, report)
+    def opened() -> tuple[ServedSession, Pipeline | None]:
+        pipeline = open_lanes(model, config.session, report)
+        if pipeline is None:
+            return open_model(model, config.session, report), None
+        return pipeline.sessions[0], pipeline
 
     leave_threads_alone()
     with uncollected():
-        prompts, loaded = _beside(encoder, session) if at_once else (encoder(), session())
-        _check_able(config, loaded.capabilities, model.folder)
-        worker = Worker(model, loaded, prompts, config)
+        if at_once:
+            prompts, (session, pipeline) = made_beside(encoder, opened, lambda made: _close(made[1]))
+        else:
+            prompts = encoder()
+            session, pipeline = opened()
+        try:
+            _check_able(config, session.capabilities, model.folder)
+            worker = Worker(model, session, prompts, config, pipeline=pipeline)
+        except BaseException:
+            _close(pipeline)
+            raise
     give_back_freed()  # tokenizers are built out of many small pieces
     return worker
 
 
-def _beside(first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
-    """Return what both make. The first is made on a thread of its own, which the runtime leaves free while it
-    loads a graph; if both fail, its error is raised, as if it had come first.
-    """
-    with ThreadPoolExecutor(1, "tokenizer") as threads:
-        making = threads.submit(first)
-        try:
-            made = second()
-        except Exception:
-            making.result()
-            raise
-        return making.result(), made
+def _close(pipeline: Pipeline | None) -> None:
+    """End the processes of stages, where there are any."""
+    if pipeline is not None:
+        pipeline.close()
 
 
 def notes(worker: AnyWorker) -> list[str]:

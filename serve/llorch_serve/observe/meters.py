@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from llorch_serve.cluster.interfaces import ReplicaLoad
 from llorch_serve.cluster.totals import totals_of
-from llorch_serve.engine.load import Load
+from llorch_serve.engine.load import Load, StageTimes
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.observe.observer import EMBED, SCORE, Ending, Observed
 from llorch_serve.requests import TextGenerator
@@ -166,6 +166,7 @@ class _Snapshot(Collector):
             yield GaugeMetricFamily(f"llorch:{name}", text, value)
         for name, text, count in _counters(load):
             yield CounterMetricFamily(f"llorch:{name}", text, count)
+        yield from _by_stage(load.stages)
         totals = totals_of(self.generator)
         if totals is not None:
             yield from _by_replica(totals.replicas)
@@ -173,6 +174,26 @@ class _Snapshot(Collector):
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Return nothing, so that registering does not collect."""
         return ()
+
+
+def _by_stage(stages: Sequence[StageTimes]) -> Iterator[CounterMetricFamily]:
+    """Yield what each stage of a model that is cut into stages has done, under the label ``stage``."""
+    if not stages:
+        return
+    calls = CounterMetricFamily("llorch:stage_calls", "Calls of a stage's graphs.", labels=("stage",))
+    busy = CounterMetricFamily(
+        "llorch:stage_busy_seconds", "Time that a stage was in calls.", labels=("stage",)
+    )
+    waiting = CounterMetricFamily(
+        "llorch:stage_waiting_seconds",
+        "Time that calls waited for a stage; the one they wait for is the bottleneck.",
+        labels=("stage",),
+    )
+    for number, times in enumerate(stages):
+        calls.add_metric((str(number),), times.calls)
+        busy.add_metric((str(number),), times.busy_s)
+        waiting.add_metric((str(number),), times.waiting_s)
+    yield from (calls, busy, waiting)
 
 
 def _by_replica(replicas: Sequence[ReplicaLoad]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

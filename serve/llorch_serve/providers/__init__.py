@@ -4,9 +4,10 @@ run.
 
 from llorch_serve.providers.choose import ActiveProvider, ProviderChoice, activate
 from llorch_serve.providers.fitting import check_target, require_arithmetic
-from llorch_serve.providers.placement import Placement, ProviderShare, placement
+from llorch_serve.providers.placement import Placement, ProviderShare, averaged, placement
 from llorch_serve.providers.runtime import (
     EXACT_BYTES,
+    allowed_cores,
     byte_settings,
     import_runtime,
     require_exact_bytes,
@@ -29,6 +30,8 @@ __all__ = [
     "ProviderChoice",
     "ProviderShare",
     "activate",
+    "allowed_cores",
+    "averaged",
     "byte_settings",
     "check_target",
     "import_runtime",

@@ -44,6 +44,25 @@ class Placement:
     device: str = "cpu"
 
 
+def averaged(places: Sequence[Placement]) -> Placement:
+    """Return where the nodes of all stages run: the mean of their shares, as stages are of about one size."""
+    names = dict.fromkeys(share.provider for place in places for share in place.shares)
+
+    def mean(name: str, field: str) -> float:
+        found = [getattr(s, field) for place in places for s in place.shares if s.provider == name]
+        return float(sum(found)) / len(places)
+
+    shares_ = tuple(
+        ProviderShare(name, mean(name, "node_share"), mean(name, "weight_share")) for name in names
+    )
+    return Placement(
+        places[0].provider,
+        sum(place.node_share for place in places) / len(places),
+        shares_,
+        ", ".join(dict.fromkeys(place.device for place in places)),
+    )
+
+
 def describe_shares(shares: Sequence[ProviderShare]) -> str:
     """Return a phrase for people, like ``91.0% of nodes and 84.2% of weights on X, ...``."""
     return ", ".join(

@@ -79,6 +79,11 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def allowed_cores() -> tuple[int, ...]:
+    """Return the numbers of the CPUs this process may run on; empty where the system does not tell."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+
+
 def byte_settings(cpu_info: Path = _CPU_INFO) -> dict[str, str]:
     """Return the session settings with which products of bytes are exact here, and no slower than they must
     be.

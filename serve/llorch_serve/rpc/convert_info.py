@@ -11,7 +11,7 @@ from llorch_serve.providers import ProviderShare
 from llorch_serve.requests import ModelInfo
 from llorch_serve.rpc import worker_pb2 as pb
 
-_LOAD_FIELDS: Final = tuple(name for name in Load.__dataclass_fields__ if name != "state")
+_LOAD_FIELDS: Final = tuple(name for name in Load.__dataclass_fields__ if name not in ("state", "stages"))
 _STATE_TO_WIRE: Final = {
     WorkerState.STARTING: pb.WORKER_STATE_STARTING,
     WorkerState.READY: pb.WORKER_STATE_READY,

@@ -31,6 +31,7 @@ from llorch_serve.errors import (
     ReplicaLostError,
     ResourceError,
     UnavailableError,
+    UnreachableError,
     UnsupportedError,
     WorkerError,
 )
@@ -178,7 +179,7 @@ def read_status(error: grpc.RpcError, *, address: str) -> LlorchError:
             return ReplicaLostError(text)
         if _is_ours(error):
             return UnavailableError(text)
-        return WorkerError(
+        return UnreachableError(
             f"no worker answers at {address} ({text}); start one with: llorch serve DIR, or correct the "
             f"address"
         )

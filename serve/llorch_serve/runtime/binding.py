@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from llorch_serve.artifact.folder import Artifact
-from llorch_serve.artifact.manifest import KvLayout, Recipe, cache_names
+from llorch_serve.artifact.manifest import KvDtype, KvLayout, Recipe, cache_names
 from llorch_serve.cache.device_buffers import DeviceBuffers
 from llorch_serve.cache.device_cache import DeviceCache
-from llorch_serve.cache.handoff import Handoff, read_scales
+from llorch_serve.cache.handoff import Handoff, Scales, read_scales
 from llorch_serve.cache.kv_cache import KvCache, KvCapacity, SlotCache
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK
@@ -24,9 +24,9 @@ from llorch_serve.runtime.bound_graph import BoundGraph, LogitsBuffer
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.graph_choice import GraphChoice
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
-from llorch_serve.runtime.memory_plan import MemoryPlan
 from llorch_serve.runtime.row_pairs import PairedGraph
 from llorch_serve.runtime.session import Graph, SessionGraphs
+from llorch_serve.runtime.stage_graph import CrossingRows, Cut, StageGraph
 
 _MAX_SCORE_BYTES: Final = 2**28
 """Bytes of attention scores that the plain kernel may hold at once. In longer contexts prompts take the
@@ -36,12 +36,12 @@ kernel that works in tiles.
 
 @dataclass(frozen=True, slots=True)
 class Binder:
-    """Loads graphs of one artifact on one provider and binds each to a cache.
+    """Loads graphs of one artifact, or of one stage of it, on one provider and binds each to a cache.
 
     folder: where the graphs are loaded from.
-    logits: the buffer that all graphs write their logits to. allow_cpu_nodes: nodes may run on the CPU where
-        the provider does not take them. batch_invariant: see
+    allow_cpu_nodes: nodes may run on the CPU where the provider does not take them. batch_invariant: see
         :class:`llorch_serve.config.SessionConfig`.
+    cut: what crosses to and from the graphs' neighbours, where they are of a stage; None: they are whole.
     """
 
     artifact: Artifact
@@ -49,14 +49,14 @@ class Binder:
     runtime: Any
     provider: ActiveProvider
     threads: int
-    logits: LogitsBuffer
     allow_cpu_nodes: bool
     batch_invariant: bool
+    cut: Cut | None = None
 
-    def bind(
-        self, path: Path, recipe: Recipe, cache: SlotCache, *, plain_attention: bool
-    ) -> tuple[Placement, Graph]:
-        """Load a graph and bind it to a cache; return where its nodes run, and the graph.
+    def load(
+        self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool
+    ) -> tuple[Placement, Any]:
+        """Load a graph over a cache of a type; return where its nodes run, and onnxruntime's session.
 
         Raises ArtifactError if the graph is damaged, ProviderError if the provider does not run it.
         """
@@ -70,57 +70,99 @@ class Binder:
             raise ArtifactError(
                 f"{error} Its weights are shared: remove {self.folder}, or leave --share-weights out"
             ) from error
-        check_signature(self.artifact, path, session, cache.kv.dtype)
+        check_signature(self.artifact, path, session, kv_dtype)
         where = placement(
             session, self.provider.runtime_name, graph=path, allow_cpu_nodes=self.allow_cpu_nodes
         )
-        return replace(where, device=self.provider.device), self._bound(session, cache)
+        return replace(where, device=self.provider.device), session
 
-    def _bound(self, session: Any, cache: SlotCache) -> Graph:
+    def bound(self, session: Any, cache: SlotCache, logits: LogitsBuffer, rows: CrossingRows | None) -> Graph:
+        """Bind a loaded graph to a cache. logits: the buffer that it writes its logits to.
+
+        rows: where a stage's graph finds what comes from the stage before; None: the graph is whole.
+        """
         inputs = frozenset(spec.name for spec in self.artifact.manifest.inputs)
-        if isinstance(cache, SharedDeviceCache):
+        in_place = self.provider.in_place
+        graph: BoundGraph | StageGraph
+        if self.cut is not None:
+            assert rows is not None, "a stage has a place for what crosses to it"
+            graph = StageGraph(session, inputs, cache, self.cut, rows, logits, in_place=in_place)
+        elif isinstance(cache, SharedDeviceCache):
             buffers = DeviceBuffers(self.runtime, self.provider)
             captured = self.provider.captures
-            return DeviceGraph(self.runtime, session, inputs, cache, buffers, self.logits, captured=captured)
-        graph = BoundGraph(session, inputs, cache, self.logits, in_place=self.provider.in_place)
+            return DeviceGraph(self.runtime, session, inputs, cache, buffers, logits, captured=captured)
+        else:
+            graph = BoundGraph(session, inputs, cache, logits, in_place=in_place)
         if not self.batch_invariant:
             return graph
         assert isinstance(cache, KvCache)  # as the CPU's is
         return PairedGraph(graph, cache)
 
 
-def bind_graphs(
-    binder: Binder, graphs: GraphChoice, plan: MemoryPlan, cache: SlotCache
-) -> tuple[Placement, SessionGraphs]:
-    """Load the chosen graphs over a session's cache; return where the decoding one runs, and all of them.
+@dataclass(frozen=True, slots=True)
+class LoadedGraphs:
+    """The chosen graphs in the runtime, which may be bound to any number of caches.
 
-    Raises as :meth:`Binder.bind`.
+    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``prompts`` is None
+        where the other one takes them. scales: of an int8 cache; None: there is none, or prompts are computed
+        in it.
     """
+
+    choice: GraphChoice
+    where: Placement
+    decode: Any
+    prompts: Any
+    scales: Scales | None
+
+
+def load_graphs(binder: Binder, graphs: GraphChoice, *, context: int) -> LoadedGraphs:
+    """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`."""
     artifact = binder.artifact
     manifest, folder = artifact.manifest, artifact.folder
-    where, decode = binder.bind(
+    where, decode = binder.load(
         binder.folder / graphs.decode.name,
         graphs.decode.recipe,
-        cache,
+        graphs.kv.dtype,
         plain_attention=graphs.int8_cache is not None,
     )
-    _check_inputs(artifact)
+    _check_inputs(artifact, binder.cut)
     if graphs.prompts is None:
-        return where, SessionGraphs(decode, decode, None)
-    handoff = None
+        return LoadedGraphs(graphs, where, decode, None, None)
+    scales, dtype = None, graphs.kv.dtype
     if graphs.int8_cache is not None:
-        assert plan.prompt_buffers is not None
-        assert isinstance(cache, KvCache)  # a cache in int8 is of the CPU's target alone
-        scales = read_scales(folder / graphs.int8_cache.scales, graphs.kv)
-        handoff = Handoff(KvCache(manifest.kv, plan.prompt_buffers), cache, scales)
-    score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * plan.capacity.context
-    _, prompts = binder.bind(
+        scales, dtype = read_scales(folder / graphs.int8_cache.scales, graphs.kv), manifest.kv.dtype
+    score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
+    _, prompts = binder.load(
         binder.folder / graphs.prompts.name,
         graphs.prompts.recipe,
-        cache if handoff is None else handoff.prompt,
+        dtype,
         plain_attention=score_bytes <= _MAX_SCORE_BYTES,
     )
-    return where, SessionGraphs(decode, prompts, handoff)
+    return LoadedGraphs(graphs, where, decode, prompts, scales)
+
+
+def bind_graphs(
+    binder: Binder,
+    loaded: LoadedGraphs,
+    cache: SlotCache,
+    logits: LogitsBuffer,
+    *,
+    prompt_buffers: KvCapacity | None,
+    rows: CrossingRows | None = None,
+) -> SessionGraphs:
+    """Bind loaded graphs to one cache. prompt_buffers: of the cache that prompts are computed in; None: they
+    are computed in ``cache``. rows: as in :meth:`Binder.bound`.
+    """
+    decode = binder.bound(loaded.decode, cache, logits, rows)
+    if loaded.prompts is None:
+        return SessionGraphs(decode, decode, None)
+    handoff = None
+    if loaded.scales is not None:
+        assert prompt_buffers is not None
+        assert isinstance(cache, KvCache)  # a cache in int8 is of the CPU's target alone
+        handoff = Handoff(KvCache(binder.artifact.manifest.kv, prompt_buffers), cache, loaded.scales)
+    prompts = binder.bound(loaded.prompts, cache if handoff is None else handoff.prompt, logits, rows)
+    return SessionGraphs(decode, prompts, handoff)
 
 
 def make_cache(
@@ -141,10 +183,11 @@ _FILLED: Final = frozenset({"input_ids", "seqlens_k", "total_sequence_length", "
 """Inputs that a session fills, beside the past. ``seqlens_k`` is each row's length in all, minus one."""
 
 
-def _check_inputs(artifact: Artifact) -> None:
-    """Raise ArtifactError if the graph has an input that no session fills."""
+def _check_inputs(artifact: Artifact, cut: Cut | None) -> None:
+    """Raise ArtifactError if the graph has an input that no session fills. cut: see :class:`Binder`."""
     kv = artifact.manifest.kv
-    if odd := sorted({spec.name for spec in artifact.manifest.inputs} - _FILLED - cache_names(kv)):
+    filled = _FILLED if cut is None else _FILLED | set(cut.takes)
+    if odd := sorted({spec.name for spec in artifact.manifest.inputs} - filled - cache_names(kv)):
         raise ArtifactError(
             f"{artifact.graph_path} has the inputs {', '.join(odd[:5])}, which this llorch does not fill; "
             f"it fills {', '.join(sorted(_FILLED))} and the past. Export the model again, or upgrade llorch"

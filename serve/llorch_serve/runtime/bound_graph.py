@@ -31,14 +31,20 @@ def runs() -> Iterator[None]:
 class LogitsBuffer:
     """Logits [rows, vocabulary] of the last call, whichever graph made it; it grows with the rows that are
     asked for.
+
+    memory: float32 numbers that it is in while they suffice, since others read them there; None: its own.
     """
 
-    def __init__(self, rows: int, vocab_size: int) -> None:
+    def __init__(self, rows: int, vocab_size: int, memory: Logits | None = None) -> None:
         self.vocab_size = vocab_size
-        self._array = np.empty((rows, vocab_size), np.float32)
+        self._array = np.empty((rows if memory is None else 0, vocab_size), np.float32)
+        given = np.empty(0, np.float32) if memory is None else memory
+        self._given = given[: len(given) // vocab_size * vocab_size].reshape(-1, vocab_size)
 
     def at_least(self, rows: int) -> Logits:
         """Return the buffer, grown to at least ``rows``."""
+        if rows <= len(self._given):
+            return self._given
         if rows > len(self._array):
             self._array = np.empty((rows, self.vocab_size), np.float32)
         return self._array
@@ -69,7 +75,7 @@ class BoundGraph:
         self._inputs = inputs
         self._cache = cache
         self._logits = logits
-        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self._bindings: dict[tuple[int, int], CallBinding] = {}
 
     def run(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
@@ -101,13 +107,13 @@ class BoundGraph:
             self._session.run_with_iobinding(binding.io, self._options)
         return binding.logits
 
-    def _bind(self, first: int, count: int) -> _Binding:
+    def _bind(self, first: int, count: int) -> CallBinding:
         io = self._session.io_binding()
         self._cache.bind(io, first, count)
-        return _Binding(io, count, self._inputs)
+        return CallBinding(io, count, self._inputs)
 
 
-class _Binding:
+class CallBinding:
     """Bound buffers of one range of slots. The KV tensors stay; the small ones follow the shape of the call.
 
     inputs: names of the graph's inputs; the buffers of those that its target has not are filled and bound to
@@ -143,14 +149,22 @@ class _Binding:
         """
         if self._tokens != tokens:
             self._tokens = tokens
-            self.input_ids = np.zeros((self.batch, tokens), np.int64)
-            self._bind_input("input_ids", self.input_ids)
+            self.resize_tokens(tokens)
         if self._rows != rows or self._buffer is not buffer:
             self._rows, self._buffer = rows, buffer
-            self.indices = np.zeros(rows, np.int64)
-            self.logits = buffer[:rows]
-            self._bind_input("logits_indices", self.indices)
-            self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
+            self.resize_rows(rows)
+
+    def resize_tokens(self, tokens: int) -> None:
+        """Bind what has a row for each token."""
+        self.input_ids = np.zeros((self.batch, tokens), np.int64)
+        self._bind_input("input_ids", self.input_ids)
+
+    def resize_rows(self, rows: int) -> None:
+        """Bind what has a row for each row of logits."""
+        self.indices = np.zeros(rows, np.int64)
+        self.logits = self._buffer[:rows]
+        self._bind_input("logits_indices", self.indices)
+        self.io.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
 
     def _bind_input(self, name: str, array: npt.NDArray[np.generic]) -> None:
         if name in self._inputs:

@@ -51,29 +51,57 @@ def plan_memory(
     device: the memory of the device that holds the cache; None: the cache is in the host's.
     Raises ResourceError or UsageError if slots and context do not fit.
     """
+    loaded = chosen_bytes(manifest, graphs, provider)
+    available = psutil.virtual_memory().available if device is None else device.free_bytes()
+    free = max(provider.memory_limit(available) - loaded, 0)
+    capacity = fitting_capacity(manifest, graphs, config, free_bytes=free, whole=device is not None)
+    return buffers_of(capacity, graphs, batch_invariant=config.batch_invariant)
+
+
+def fitting_capacity(
+    manifest: Manifest,
+    graphs: GraphChoice,
+    config: SessionConfig,
+    *,
+    free_bytes: int,
+    lanes: int = 1,
+    whole: bool = False,
+) -> KvCapacity:
+    """Return what sequences may use of free memory.
+
+    lanes: how many prompts are under way at once, each in a cache of its own where they are converted.
+    whole: see :func:`llorch_serve.cache.kv_cache.plan_capacity`, which says what is raised.
+    """
+    if graphs.converts_prompts:
+        longest = config.max_context or manifest.context_length
+        free_bytes -= min(lanes * manifest.kv.bytes_per_token * longest, free_bytes // 3)
+    return plan_capacity(
+        graphs.kv,
+        slots=config.slots,
+        context_length=manifest.context_length,
+        max_context=config.max_context,
+        free_bytes=free_bytes,
+        cache_bytes=config.kv_cache_bytes,
+        whole=whole,
+    )
+
+
+def buffers_of(capacity: KvCapacity, graphs: GraphChoice, *, batch_invariant: bool) -> MemoryPlan:
+    """Return the sizes of the caches behind a capacity."""
+    buffers = replace(capacity, slots=even(capacity.slots)) if batch_invariant else capacity
+    of_prompt = replace(capacity, slots=even(1) if batch_invariant else 1)
+    return MemoryPlan(capacity, buffers, of_prompt if graphs.converts_prompts else None)
+
+
+def chosen_bytes(manifest: Manifest, graphs: GraphChoice, provider: ActiveProvider) -> int:
+    """Return the memory that the chosen graphs take, loaded."""
     prompts = graphs.prompts
-    loaded = loaded_bytes(
+    return loaded_bytes(
         manifest,
         provider.runtime_name,
         weights=len(graphs.files),
         own_data=None if prompts is None else prompts.own_data,
     )
-    available = psutil.virtual_memory().available if device is None else device.free_bytes()
-    free = max(provider.memory_limit(available) - loaded, 0)
-    if graphs.converts_prompts:
-        free -= min(manifest.kv.bytes_per_token * (config.max_context or manifest.context_length), free // 3)
-    capacity = plan_capacity(
-        graphs.kv,
-        slots=config.slots,
-        context_length=manifest.context_length,
-        max_context=config.max_context,
-        free_bytes=free,
-        cache_bytes=config.kv_cache_bytes,
-        whole=device is not None,
-    )
-    buffers = replace(capacity, slots=even(capacity.slots)) if config.batch_invariant else capacity
-    of_prompt = replace(capacity, slots=even(1) if config.batch_invariant else 1)
-    return MemoryPlan(capacity, buffers, of_prompt if graphs.converts_prompts else None)
 
 
 def widening_notice(manifest: Manifest) -> str | None:

@@ -23,7 +23,7 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.providers.device_memory import device_memory
-from llorch_serve.runtime.binding import Binder, bind_graphs, make_cache
+from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
@@ -80,17 +80,17 @@ def open_session(
         runtime,
         provider,
         threads,
-        logits,
         allow_cpu_nodes=config.provider.allow_cpu_nodes,
         batch_invariant=config.batch_invariant,
     )
     cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
-    where, bound = bind_graphs(binder, graphs, plan, cache)
+    loaded = load_graphs(binder, graphs, context=plan.capacity.context)
+    bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
     if manifest.widened_bytes:
         give_back_freed()
     return DecoderSession(
         artifact,
-        where,
+        loaded.where,
         cache,
         bound,
         capacity=plan.capacity,
@@ -132,6 +132,12 @@ def _check_layout(artifact: Artifact) -> None:
             f"{artifact.folder} holds a graph that embeds texts; expected one that gives logits. It goes "
             f"with llorch embed, serve, inspect and verify --against; for logits export the checkpoint with "
             f"--embed none"
+        )
+    if stages := artifact.manifest.stages:
+        raise ArtifactError(
+            f"{artifact.folder} holds a model in {len(stages)} stages; expected one graph of all layers. "
+            f"Stages go with llorch generate, serve, bench, score and verify; export the model "
+            f"without --stages for this"
         )
     if artifact.manifest.layout != "llorch":
         raise ArtifactError(

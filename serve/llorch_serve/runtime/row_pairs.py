@@ -18,6 +18,7 @@ from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.cache.kv_cache import KvCache
 from llorch_serve.errors import UsageError
 from llorch_serve.runtime.bound_graph import BoundGraph, Logits
+from llorch_serve.runtime.stage_graph import StageGraph
 
 _PAIRED: Final = frozenset({"int4", "source"})
 """Precisions some of whose kernels take rows in pairs; ``source`` holds blocks of 4 bits among others."""
@@ -69,7 +70,7 @@ class PairedGraph:
         row of padding.
     """
 
-    def __init__(self, graph: BoundGraph, cache: KvCache) -> None:
+    def __init__(self, graph: BoundGraph | StageGraph, cache: KvCache) -> None:
         assert cache.capacity.slots % 2 == 0
         self._graph = graph
         self._cache = cache

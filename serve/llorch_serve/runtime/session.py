@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from llorch_serve.artifact.folder import Artifact
-from llorch_serve.cache.device_cache import DeviceCache
 from llorch_serve.cache.handoff import Handoff
 from llorch_serve.cache.kv_cache import KvCapacity, SlotCache
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.engine.chunking import attention_crossover
 from llorch_serve.providers import Placement
-from llorch_serve.runtime.bound_graph import BoundGraph, Logits
-from llorch_serve.runtime.device_graph import DeviceGraph
-from llorch_serve.runtime.row_pairs import PairedGraph
+from llorch_serve.runtime.bound_graph import Logits
 
-Graph = BoundGraph | PairedGraph | DeviceGraph
+
+class Graph(Protocol):
+    """What a session needs of a loaded graph that is bound to its cache; see
+    :class:`llorch_serve.runtime.bound_graph.BoundGraph`.
+    """
+
+    def run(
+        self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
+    ) -> Logits:
+        """Run as many tokens in each of ``len(lengths)`` slots from ``first`` on; return the logits of those
+        that are wanted.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ class DecoderSession:
         # A target without chunked prefill takes a prompt whole, however long.
         in_parts = artifact.manifest.chunked_prefill  # as are the rest of a reused prefix, and a draft
         self.capabilities = Capabilities(
-            batched_decode=not isinstance(cache, DeviceCache),
+            batched_decode=cache.takes_batches,
             batch_invariant=batch_invariant,
             chunked_prefill=in_parts,
             prefix_reuse=in_parts,

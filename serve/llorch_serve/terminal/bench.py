@@ -44,7 +44,10 @@ def command(
     repeat: Annotated[
         int, typer.Option(min=1, help="Counted runs after one warm-up; medians are shown.")
     ] = 3,
-    session: Annotated[SessionFlags, only("max_context", "kv_dtype", "single_graph", "batch_invariant")],
+    session: Annotated[
+        SessionFlags,
+        only("max_context", "kv_dtype", "single_graph", "batch_invariant", "stage_device", "stage_processes"),
+    ],
     huge_pages: HugePages = None,
     share_weights: ShareWeights = False,
     threads: Annotated[ProviderFlags, only("threads")],

@@ -38,7 +38,9 @@ def command(
         only("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop"),
     ],
     engine: Annotated[EngineFlags, only("reasoning_format")],
-    session: Annotated[SessionFlags, only("max_context", "kv_dtype", "single_graph")],
+    session: Annotated[
+        SessionFlags, only("max_context", "kv_dtype", "single_graph", "stage_device", "stage_processes")
+    ],
     threads: Annotated[ProviderFlags, only("threads")],
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Keep no file of questions for the arrow keys.")

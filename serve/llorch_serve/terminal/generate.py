@@ -32,7 +32,10 @@ def command(
     answers: AnswerFlags,
     form: StructuredFlags,
     engine: Annotated[EngineFlags, only("no_kv_cache", "lookup", "tool_format", "reasoning_format")],
-    session: Annotated[SessionFlags, only("max_context", "kv_dtype", "single_graph", "batch_invariant")],
+    session: Annotated[
+        SessionFlags,
+        only("max_context", "kv_dtype", "single_graph", "batch_invariant", "stage_device", "stage_processes"),
+    ],
     provider: ProviderFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:

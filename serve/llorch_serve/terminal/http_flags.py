@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from llorch_serve.errors import UsageError
+from llorch_serve.http.batches.settings import BatchSettings
 from llorch_serve.http.settings import HttpSettings
 from llorch_serve.http.unknown_fields import UnknownFields
 from llorch_serve.terminal.groups import FlagGroup
@@ -55,8 +56,8 @@ class HttpFlags(FlagGroup, frozen=True):
         ),
     ] = UnknownFields.REFUSE
 
-    def read(self, http: str | None) -> HttpSettings:
-        """Return the settings. http: where the front listens, None: nowhere.
+    def read(self, http: str | None, batches: BatchSettings | None = None) -> HttpSettings:
+        """Return the settings. http: where the front listens, None: nowhere. batches: of files and batches.
 
         Raises UsageError for a name that no client could send, and for flags without a front.
         """
@@ -67,6 +68,7 @@ class HttpFlags(FlagGroup, frozen=True):
             tuple(map(_read_host, self.allowed_host or ())),
             tuple(map(_read_origin, self.allowed_origin or ())),
             self.unknown_fields,
+            batches,
         )
 
 

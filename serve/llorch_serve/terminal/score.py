@@ -31,7 +31,7 @@ def command(
     context: Annotated[str, typer.Option(help="What the continuations follow; empty: BOS, or EOS.")] = "",
     logprobs: Logprobs = None,
     *,
-    session: Annotated[SessionFlags, only("max_context")],
+    session: Annotated[SessionFlags, only("max_context", "stage_device", "stage_processes")],
     threads: Annotated[ProviderFlags, only("threads")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of lines.")

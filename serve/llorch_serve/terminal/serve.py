@@ -13,6 +13,7 @@ from llorch_serve.config import EngineConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.loading.progress import LoadProgress, read_ahead
 from llorch_serve.terminal.console import say
+from llorch_serve.terminal.file_flags import FileFlags
 from llorch_serve.terminal.greeting import Welcome, is_wanted
 from llorch_serve.terminal.groups import composed, given, only
 from llorch_serve.terminal.http_flags import HttpFlags
@@ -75,6 +76,7 @@ def command(
     shutdown: ShutdownFlags,
     front: FrontFlags,
     http: HttpFlags,
+    files: FileFlags,
     log: LogFlags,
     preload_only: Annotated[
         bool,
@@ -94,6 +96,8 @@ def command(
         llorch serve artifacts/smollm2 --port 0 --slots 16 --max-context 4096
 
         llorch serve artifacts/smollm2 --http 8080
+
+        llorch serve artifacts/smollm2 --http 8080 --batch-folder batches
 
         llorch serve artifacts/smollm2 --replicas 1:4 --threads 2
 
@@ -147,7 +151,7 @@ def command(
         tls=read_tls(secrets.tls_cert, secrets.tls_key, secrets.tls_client_ca),
         require_auth=secrets.require_auth,
         stream_interval=interval,
-        settings=http.read(front.http),
+        settings=http.read(front.http, files.read(front.http)),
     )
     manager = pool.read(listen.host, security)
     server = ServerConfig(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from llorch_serve.cluster.settings import ReplicaSettings
-from llorch_serve.config import EngineConfig
+from llorch_serve.config import EngineConfig, StageChoice
 from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.loading.progress import LoadProgress
 from llorch_serve.providers import usable_cpus
@@ -207,6 +207,7 @@ def beside(
         raise UsageError(
             f"{what} has no effect with --replicas, which load the folder as it is; leave it out"
         )
+    _check_stages(config)
     if queue.max_queued_tokens is not None:
         raise UsageError(
             "--max-queued-tokens has no effect with --replicas, which requests wait for; leave it out"
@@ -242,6 +243,15 @@ def beside(
         deployed_here(make),
         elsewhere.resume_streams,
     )
+
+
+def _check_stages(config: EngineConfig) -> None:
+    """Raise UsageError for places of stages, which replicas do not choose among."""
+    if config.session.stages != StageChoice():
+        raise UsageError(
+            "--stage-device and --stage-processes have no effect with --replicas, each of which runs all "
+            "stages in its process; leave one of them out"
+        )
 
 
 def _cache_share(config: EngineConfig, replicas: int) -> int | None:

@@ -9,7 +9,7 @@ import typer
 
 from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.chat.parsing.registry import AUTO
-from llorch_serve.config import EngineConfig, SessionConfig, read_size
+from llorch_serve.config import EngineConfig, SessionConfig, StageChoice, read_size
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import ProviderChoice
 from llorch_serve.providers.table import names
@@ -122,6 +122,23 @@ class SessionFlags(FlagGroup, frozen=True):
             "else is running.",
         ),
     ] = False
+    stage_device: Annotated[
+        str | None,
+        typer.Option(
+            "--stage-device",
+            metavar="0,1",
+            help="The device of each stage, where the model is cut into stages (llorch export --stages) and "
+            "the provider has several.",
+            show_default=False,
+        ),
+    ] = None
+    stage_processes: Annotated[
+        bool,
+        typer.Option(
+            "--stage-processes/--no-stage-processes",
+            help="Run each stage in a process of its own, with its share of the cores.",
+        ),
+    ] = False
 
     def config(
         self,
@@ -145,7 +162,20 @@ class SessionFlags(FlagGroup, frozen=True):
             huge_pages=huge_pages,
             share_weights=share_weights,
             provider=provider.choice(),
+            stages=StageChoice(_read_devices(self.stage_device), self.stage_processes),
         )
+
+
+def _read_devices(value: str | None) -> tuple[int, ...]:
+    """Return the numbers of ``--stage-device``. Raises UsageError."""
+    if value is None:
+        return ()
+    parts = value.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+        raise UsageError(
+            f"--stage-device is {value[:80]!r}; expected a device number for each stage, like 0,1"
+        )
+    return tuple(map(int, parts))
 
 
 class EngineFlags(FlagGroup, frozen=True):

@@ -59,7 +59,7 @@ class EmbeddingWorker(LoadedModel):
         most = config.max_waiting + MAX_TEXTS
         waiting = WaitingQueue(most, config.max_waiting_tokens or DEFAULT_MOST_TOKENS)
         self._engine = EmbeddingEngine(session, waiting)
-        self._requests = LiveRequests(self._engine, None)
+        self._requests = LiveRequests([self._engine], None)
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""

@@ -12,8 +12,9 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
-from llorch_serve.engine.loop import EngineLoop, SteppedEngine
+from llorch_serve.engine.lanes import LaneEngine, Lanes
 from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.errors import EngineStoppedError, UnavailableError, duplicate_id
 from llorch_serve.requests import Abort, GenerationUpdate, UpdateSink
@@ -28,17 +29,18 @@ logger = logging.getLogger(__name__)
 class LiveRequests:
     """All requests of one worker that have not ended, and the loop that runs them. From any thread.
 
-    grammars: compiles what answers are held to; None: no request has a form.
+    engines: run them, each of them a lane of the model. grammars: compiles what answers are held to; None: no
+        request has a form.
     """
 
-    def __init__(self, engine: SteppedEngine, grammars: GrammarCompiler | None) -> None:
+    def __init__(self, engines: Seq[LaneEngine], grammars: GrammarCompiler | None) -> None:
         self._grammars = grammars
         self._live: dict[str, Job] = {}  # by the request's id
         self._lock = threading.Lock()
         self._failure: EngineStoppedError | None = None
         self._death_listeners: list[Callable[[EngineStoppedError], None]] = []
         self._closed = False
-        self._loop = EngineLoop(engine, self._on_events, self._on_death)
+        self._loop = Lanes(engines, self._on_events, self._on_death)
         self._loop.start()
 
     def close(self) -> bool:
@@ -62,6 +64,10 @@ class LiveRequests:
             failure = self._failure
         if failure is not None:
             tell(failure)
+
+    def die(self, error: BaseException) -> None:
+        """End every request because what runs the model is gone. Any thread; once."""
+        self._loop.die(error)
 
     def check_open(self) -> None:
         """Raise UnavailableError once nothing is answered any more."""

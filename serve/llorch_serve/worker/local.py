@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.engine.sequence import FinishReason
@@ -91,6 +91,22 @@ def stream(generator: TextGenerator, request: GenerationRequest) -> Generator[Ge
     Raises what ``submit`` raises, the request's own error, or CancelledError.
     """
     return _updates(request.request_id, lambda sink: generator.submit(request, sink))
+
+
+def run_together(generator: TextGenerator, requests: Sequence[GenerationRequest]) -> None:
+    """Submit requests before any of them is waited for, and return when all have ended.
+
+    Raises what ``submit`` raises, or the first error of a request.
+    """
+    sink = _QueueSink()
+    for request in requests:
+        generator.submit(request, sink)
+    waiting = len(requests)
+    while waiting:
+        update = sink.updates.get()
+        waiting -= update.is_last
+        if update.error is not None:
+            raise update.error
 
 
 def score(generator: TextGenerator, request: ScoreRequest) -> list[ContinuationScore]:

@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +14,9 @@ from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.engine.embedding import Embedder
+from llorch_serve.engine.load import StageTimes
 from llorch_serve.engine.runner import Session
+from llorch_serve.errors import StageEndedError
 from llorch_serve.providers import Placement
 
 
@@ -146,3 +148,20 @@ class ServedSession(Session, Protocol):
     @property
     def placement(self) -> Placement:
         """Where the nodes run."""
+
+
+class ServedPipeline(Protocol):
+    """A model that is cut into stages, loaded: see :class:`llorch_serve.stages.pipeline.Pipeline`."""
+
+    @property
+    def sessions(self) -> Sequence[ServedSession]:
+        """One for each lane."""
+
+    def times(self) -> tuple[StageTimes, ...]:
+        """Return how long each stage has worked so far. Any thread."""
+
+    def when_ended(self, tell: Callable[[StageEndedError], None]) -> None:
+        """Have ``tell`` called, on any thread, if a stage ends by itself; at once if one has."""
+
+    def close(self) -> None:
+        """End all stages."""

@@ -6,9 +6,14 @@ what becomes of them then is in ``live_requests.py``.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Final
+
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.engine import Engine
-from llorch_serve.engine.load import Load
+from llorch_serve.engine.load import Load, together
 from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import FinishReason, TokenEvent
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS
@@ -30,15 +35,22 @@ from llorch_serve.structured.compiler import GrammarCompiler
 from llorch_serve.worker.intake import Intake
 from llorch_serve.worker.live_requests import LiveRequests
 from llorch_serve.worker.loaded import LoadedModel
-from llorch_serve.worker.local import stream
+from llorch_serve.worker.local import run_together
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.ranking import choose_ranking
-from llorch_serve.worker.served import ServedModel, ServedSession
+from llorch_serve.worker.served import ServedModel, ServedPipeline, ServedSession
+
+_STUCK_S: Final = 30.0
+"""After which a stage whose call has not ended is ended, where the worker is to close. No call takes longer
+than one with a part of a prompt.
+"""
 
 
 class Worker(LoadedModel):
     """Implements :class:`llorch_serve.requests.TextGenerator` on an artifact. ``loading/worker.py`` makes one
     of a folder.
+
+    pipeline: of a model that is cut into stages, whose first lane is ``session``; None: it is one graph.
     """
 
     def __init__(
@@ -47,7 +59,10 @@ class Worker(LoadedModel):
         session: ServedSession,
         prompts: PromptEncoder,
         config: EngineConfig,
+        *,
+        pipeline: ServedPipeline | None = None,
     ) -> None:
+        sessions = (session,) if pipeline is None else pipeline.sessions
         super().__init__(
             artifact,
             prompts,
@@ -56,19 +71,10 @@ class Worker(LoadedModel):
             served_names=config.served_names,
         )
         self._session = session
-        able = session.capabilities
-        most_waiting_tokens = config.max_waiting_tokens or max(DEFAULT_MOST_TOKENS, session.capacity.budget)
-        scheduling = SchedulerConfig(
-            slots=session.capacity.slots,
-            budget=session.capacity.budget,
-            prefill_chunk=config.prefill_chunk if able.chunked_prefill else session.capacity.context,
-            max_waiting=config.max_waiting,
-            max_waiting_tokens=most_waiting_tokens,
-            kv_cache=config.kv_cache,
-            prefix_cache=config.prefix_cache and able.prefix_reuse,
-            strict_reuse=config.strict_reuse,
-            attention_crossover=able.attention_crossover,
-        )
+        self._pipeline = pipeline
+        self._slots = sum(each.capacity.slots for each in sessions)
+        most_waiting = -(-config.max_waiting // len(sessions))
+        scheduling = [_scheduling(each, config, max_waiting=most_waiting) for each in sessions]
         self._lookup = config.lookup
         self._ranking = choose_ranking(config.rank_format, prompts, artifact.manifest.model_id)
         self._intake = Intake(
@@ -76,7 +82,7 @@ class Worker(LoadedModel):
             session,
             prompts,
             lookup=config.lookup,
-            most_waiting=max(1, config.max_waiting),
+            most_waiting=max(1, most_waiting),
             cache_sharing=config.cache_sharing,
         )
         manifest = artifact.manifest
@@ -84,16 +90,39 @@ class Worker(LoadedModel):
             self._tokenizer,
             manifest.model.vocab_size,
             frozenset(manifest.stop_token_ids),
-            most_tokens=most_waiting_tokens,
+            most_tokens=sum(each.max_waiting_tokens for each in scheduling),
         )
-        self._engine = Engine(session, Scheduler(scheduling))
-        self._requests = LiveRequests(self._engine, self._grammars)
+        self._engines = [
+            Engine(each, Scheduler(rules)) for each, rules in zip(sessions, scheduling, strict=True)
+        ]
+        self._requests = LiveRequests(self._engines, self._grammars)
+        if pipeline is not None:
+            pipeline.when_ended(self._requests.die)
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""
-        if self._requests.close():
-            self._engine.close()
+        with self._patience():
+            closed = self._requests.close()
+        if closed:
+            for engine in self._engines:
+                engine.close()
             self._grammars.close()
+            if self._pipeline is not None:
+                self._pipeline.close()
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[None]:
+        """End stages that hold up what is done meanwhile: one that neither answers nor ends."""
+        if self._pipeline is None:
+            yield
+            return
+        last = threading.Timer(_STUCK_S, self._pipeline.close)
+        last.daemon = True
+        last.start()
+        try:
+            yield
+        finally:
+            last.cancel()
 
     def warm_up(self) -> None:
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages
@@ -104,8 +133,8 @@ class Worker(LoadedModel):
         self._grammars.prepare()
         sampling = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=2, ignore_eos=True)
         prompt = TokenPrompt((0,) * min(8, self._session.capacity.context - 1))
-        for _ in stream(self, GenerationRequest("warm-up", prompt, sampling)):
-            pass
+        lanes = range(len(self._engines))  # each gets one, as all are submitted before any has ended
+        run_together(self, [GenerationRequest(f"warm-up-{lane}", prompt, sampling) for lane in lanes])
 
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and queue a request; return what ends it early.
@@ -160,7 +189,7 @@ class Worker(LoadedModel):
         """Describe what is served."""
         able = self._session.capabilities
         return self.info(
-            slots=self._session.capacity.slots,
+            slots=self._slots,
             # How many are running decides whether drafts are checked, and a check is another kind of call.
             batch_invariant=able.batch_invariant and not self._lookup,
             limits=able.limits(),
@@ -181,7 +210,24 @@ class Worker(LoadedModel):
 
     def load(self) -> Load:
         """Return how busy the engine is, as of its last step."""
-        return self._engine.load()
+        loads = [engine.load() for engine in self._engines]
+        return together(loads, () if self._pipeline is None else self._pipeline.times())
+
+
+def _scheduling(session: ServedSession, config: EngineConfig, *, max_waiting: int) -> SchedulerConfig:
+    """Return the rules by which a session's calls are planned."""
+    able, capacity = session.capabilities, session.capacity
+    return SchedulerConfig(
+        slots=capacity.slots,
+        budget=capacity.budget,
+        prefill_chunk=config.prefill_chunk if able.chunked_prefill else capacity.context,
+        max_waiting=max_waiting,
+        max_waiting_tokens=config.max_waiting_tokens or max(DEFAULT_MOST_TOKENS, capacity.budget),
+        kv_cache=config.kv_cache,
+        prefix_cache=config.prefix_cache and able.prefix_reuse,
+        strict_reuse=config.strict_reuse,
+        attention_crossover=able.attention_crossover,
+    )
 
 
 def _nothing_to_end() -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from llorch_serve.artifact.folder import MANIFEST_NAME
 from llorch_serve.artifact.manifest import (
-    SCHEMA_VERSION,
+    PLAIN_SCHEMA_VERSION,
     FileEntry,
     GenerationDefaults,
     KvLayout,
@@ -50,7 +50,7 @@ def tiny_manifest(**overrides: object) -> Manifest:
     past = [kv.past_name.format(layer=layer, kind=kind) for layer, kind in layers]
     present = [kv.present_name.format(layer=layer, kind=kind) for layer, kind in layers]
     manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
+        schema_version=PLAIN_SCHEMA_VERSION,
         model_id="tiny",
         fingerprint="0" * 64,
         model=config,

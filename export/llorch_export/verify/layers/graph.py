@@ -20,6 +20,8 @@ from google.protobuf.message import DecodeError
 
 from llorch_export.verify.layers.feeds import prompt_feeds
 from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.manifest import cache_names
+from llorch_serve.artifact.stages import stage_artifacts
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.providers import CPU, byte_settings, import_runtime, require_arithmetic
 
@@ -62,12 +64,47 @@ class GraphRun:
 
 
 def read_graph(artifact: Artifact) -> onnx.ModelProto:
-    """Read the model file without its weights. Raises ArtifactError if it is not an ONNX model."""
-    path = artifact.prompt_graph_path
+    """Read the model file of an artifact of one graph, or of one stage, without its weights. What a stage
+    hands on, and the keys and values that it writes, get the names that they have in a graph of all layers.
+
+    Raises ArtifactError if it is not an ONNX model.
+    """
+    model = read_model(artifact.prompt_graph_path)
+    names = _own_names(model)
+    for node in model.graph.node:
+        for values in (node.input, node.output):
+            for place, name in enumerate(values):
+                values[place] = names.get(name, name)
+    for output in model.graph.output:
+        output.name = names.get(output.name, output.name)
+    return model
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Read a model file as it is, without its weights. Raises ArtifactError if it is not an ONNX model."""
     try:
         return onnx.load_model(path, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise ArtifactError(f"{path} is not an ONNX model ({error}); export the model again") from error
+
+
+_HANDED_ON = re.compile(r"(residual|delta|hidden)\.\d+")
+
+
+def _own_names(model: onnx.ModelProto) -> dict[str, str]:
+    """Return names by those that are the stage's: of what it hands on, what its node says, or for the sum
+    that a norm gives beside; of keys and values, with the number of their layer in the model.
+    """
+    found: dict[str, str] = {}
+    for node in model.graph.node:
+        layer = layer_of(node.name)
+        if node.op_type == "GroupQueryAttention" and layer is not None:
+            found |= {name: re.sub(r"\d+", str(layer), name) for name in node.output[1:3]}
+        for place, name in enumerate(node.output):
+            if _HANDED_ON.fullmatch(name):
+                own = node.name.removesuffix(f"/{node.op_type}")
+                found[name] = own if place == 0 else f"{own}/residual"
+    return found
 
 
 def layer_of(name: str) -> int | None:
@@ -79,51 +116,90 @@ def layer_of(name: str) -> int | None:
 def run_observed(
     artifact: Artifact, token_ids: Sequence[int], *, threads: int, optimised: bool = True
 ) -> GraphRun:
-    """Run a whole prompt from position 0 and return every inner value, in float32.
+    """Run a whole prompt from position 0, through all stages, and return every inner value, in float32.
 
     optimised: False runs the nodes as they stand, in half the memory where half-precision weights have to be
         widened.
 
     Raises ArtifactError if the graph cannot be read, ProviderError if the runtime refuses it.
     """
-    model = read_graph(artifact)
-    nodes = _expose(model)
     require_arithmetic(CPU, (artifact.manifest.recipe.compute_type,))
-    runtime = import_runtime(artifact.manifest.min_onnxruntime)
+    runs: list[GraphRun] = []
+    given: Mapping[str, npt.NDArray[np.generic]] = {}
+    for stage in stage_artifacts(artifact):
+        run, given = _run_stage(stage, token_ids, given, threads=threads, optimised=optimised)
+        runs.append(run)
+    return GraphRun(
+        values={name: value for run in runs for name, value in run.values.items()},
+        half_precision=frozenset().union(*(run.half_precision for run in runs)),
+        attention=[node for run in runs for node in run.attention],
+        tables={name: table for run in runs for name, table in run.tables.items()},
+    )
+
+
+def _run_stage(
+    stage: Artifact,
+    token_ids: Sequence[int],
+    given: Mapping[str, npt.NDArray[np.generic]],
+    *,
+    threads: int,
+    optimised: bool,
+) -> tuple[GraphRun, Mapping[str, npt.NDArray[np.generic]]]:
+    """Run one graph; return what it has shown, and what it hands on. given: what it takes from another."""
+    model = read_graph(stage)
+    nodes = _expose(model)
+    session = _session(stage, model, threads=threads, optimised=optimised)
+    try:
+        names = [output.name for output in session.get_outputs()]
+        inputs = [value.name for value in session.get_inputs()]
+        found = session.run(names, {**prompt_feeds(stage.manifest, inputs, token_ids), **given})
+    except Exception as error:
+        raise _not_run(stage, error) from error
+    by_name: dict[str, Array] = {
+        name: array.astype(np.float32, copy=False) for name, array in zip(names, found, strict=True)
+    }
+    order = [name for node in model.graph.node for name in node.output if name in by_name]
+    tables = {name for node in nodes for name in node.tables or ()}
+    run = GraphRun(
+        values={name: by_name[name] for name in order},
+        half_precision=frozenset(
+            name for name, array in zip(names, found, strict=True) if array.dtype.itemsize == 2
+        ),
+        attention=nodes,
+        tables={name: _initializer(model, stage.folder, name) for name in sorted(tables)},
+    )
+    shown = dict(zip(names, found, strict=True))
+    cache = cache_names(stage.manifest.kv)
+    outputs = (spec.name for spec in stage.manifest.outputs if spec.name not in cache)
+    # The graph's own outputs come first, under other names and in the manifest's order.
+    return run, {name: shown[own] for name, own in zip(outputs, names, strict=False)}
+
+
+def _session(stage: Artifact, model: onnx.ModelProto, *, threads: int, optimised: bool) -> Any:
+    """Load a changed copy of a stage's graph. Raises ProviderError if the runtime refuses it."""
+    runtime = import_runtime(stage.manifest.min_onnxruntime)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    if artifact.manifest.recipe.multiplies_bytes:
+    if stage.manifest.recipe.multiplies_bytes:
         for setting in byte_settings().items():
             options.add_session_config_entry(*setting)
     if not optimised:
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     # The data file is found here, as if the model had been loaded from the folder.
     options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(artifact.folder.resolve())
+        "session.model_external_initializers_file_folder_path", str(stage.folder.resolve())
     )
     try:
-        session = runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
-        names = [output.name for output in session.get_outputs()]
-        inputs = [value.name for value in session.get_inputs()]
-        found = session.run(names, prompt_feeds(artifact.manifest, inputs, token_ids))
+        return runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
     except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        raise ProviderError(
-            f"the runtime does not run {artifact.prompt_graph_path} with its inner values as outputs: {text}"
-        ) from error
-    by_name: dict[str, Array] = {
-        name: array.astype(np.float32, copy=False) for name, array in zip(names, found, strict=True)
-    }
-    order = [name for node in model.graph.node for name in node.output if name in by_name]
-    tables = {name for node in nodes for name in node.tables or ()}
-    return GraphRun(
-        values={name: by_name[name] for name in order},
-        half_precision=frozenset(
-            name for name, array in zip(names, found, strict=True) if array.dtype.itemsize == 2
-        ),
-        attention=nodes,
-        tables={name: _initializer(model, artifact.folder, name) for name in sorted(tables)},
+        raise _not_run(stage, error) from error
+
+
+def _not_run(stage: Artifact, error: Exception) -> ProviderError:
+    text = " ".join(str(error).split())[:300]
+    return ProviderError(
+        f"the runtime does not run {stage.prompt_graph_path} with its inner values as outputs: {text}"
     )
 
 

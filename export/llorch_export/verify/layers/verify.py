@@ -27,8 +27,8 @@ from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.artifact.manifest import Recipe
 from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity.divergence import DivergenceSum, log_softmax
+from llorch_serve.loading.models import open_artifact
 from llorch_serve.providers import usable_cpus
-from llorch_serve.runtime.opening import open_session
 
 PROMPT_TOKENS: Final = 64
 GREEDY_TOKENS: Final = 32
@@ -132,7 +132,7 @@ def _answer(artifact: Artifact, text: list[int]) -> tuple[list[int], Logits, lis
     context = artifact.manifest.context_length
     ids = text[: min(PROMPT_TOKENS, context - context // 3)]
     steps = min(GREEDY_TOKENS, context - len(ids))
-    session = open_session(
+    session = open_artifact(
         artifact, SessionConfig(slots=1, max_context=len(ids) + steps), lambda report: None
     )
     logits = session.prefill(0, ids, 0, range(len(ids))).copy()

@@ -7,7 +7,6 @@ fields that had no effect.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,7 +65,7 @@ class ResponseAnswer:
             else:
                 events += self._growing(change)
         if update.completion is not None:
-            self._end, self._completed = update.completion, time.time()
+            self._end, self._completed = update.completion, self._shape.now()
             self._keep()
             status = self._status
             events.append(self._event(f"response.{status}", response=self._response(status)))

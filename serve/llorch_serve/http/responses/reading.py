@@ -5,7 +5,6 @@ Input: the raw body, and the answers that are kept. Output: a plan. Items become
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import msgspec
@@ -70,15 +69,17 @@ def read_response(
     else:
         add_items(body.input, conversation, findings, lambda name: kept.find_item(name, caller.owner))
     translation = _translate(body, conversation, findings)
-    repeated, created, wraps = echoed(body), int(time.time()), THOUGHTS in (body.include or ())
+    keeps = body.store and caller.identity is None  # the answers of a file are kept in one
+    repeated, created = echoed(body) | {"store": keeps}, int(caller.now())
+    wraps = THOUGHTS in (body.include or ())
     logprobs, model = bool(translation.chat.logprobs), body.model or info.names[0]
     added = tuple(map(_flat, conversation.messages[len(known) :]))
     beginning = Beginning(caller.owner, known + added, size + sum(map(weight, added)))
 
     def shape(response_id: str) -> ResponseShape:
-        begins = [beginning] if body.store else []
+        begins = [beginning] if keeps else []
         return ResponseShape(
-            response_id, created, model, repeated, wraps, logprobs, translation.ignored, begins
+            response_id, created, caller.now, model, repeated, wraps, logprobs, translation.ignored, begins
         )
 
     return translation.plan("resp_", info, caller, shape)

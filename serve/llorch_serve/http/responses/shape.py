@@ -5,6 +5,7 @@ Made by ``reading.py``, and told by ``answers.py``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ class Beginning:
 class ResponseShape:
     """What an answer says beside what was generated.
 
+    now: returns the time that the answer tells when it ends, in seconds since 1970.
     echoed: fields of the body that the answer repeats. wraps: thoughts come as ``encrypted_content`` too.
     logprobs: texts come with those of their tokens. ignored: fields of the body without effect.
     beginning: empty unless the answer is to be kept; taken out once.
@@ -49,6 +51,7 @@ class ResponseShape:
 
     response_id: str
     created: int
+    now: Callable[[], float]
     model: str
     echoed: dict[str, Any]
     wraps: bool

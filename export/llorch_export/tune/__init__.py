@@ -1,0 +1,1 @@
+"""The best recipe for this machine, within bounds of divergence and memory."""

@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: kept in a folder, and answered by the front's own routes."""

@@ -1,0 +1,188 @@
+"""A stage in a process of its own, seen from the worker: started, loaded, called, and ended whatever happens.
+
+There is one connected pair of sockets for loading, which is closed when either process ends, and one for each
+lane, whose calls are answered in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+from llorch_serve.cache.kv_cache import KvCapacity
+from llorch_serve.errors import StageEndedError
+from llorch_serve.python_child import child_environment, module_command
+from llorch_serve.runtime.bound_graph import Logits
+from llorch_serve.runtime.row_pairs import even
+from llorch_serve.stages import control, wire
+from llorch_serve.stages.calls import StagePort
+from llorch_serve.stages.framing import Messages
+from llorch_serve.stages.loading import StageRoom, StageSettings
+from llorch_serve.stages.remote import RemotePort
+from llorch_serve.stages.shared_logits import make_memory, map_logits
+from llorch_serve.stages.stage import StageFacts
+
+_END_S: Final = 10.0  # for a process whose socket is closed to end by itself
+_A = TypeVar("_A", control.Room, control.Loaded)
+
+
+class ProcessHost:
+    """A stage in a process of its own. Implements :class:`llorch_serve.stages.hosts.StageHost`.
+
+    lanes: most that there will be. cores: that it may run on; empty: any.
+    """
+
+    def __init__(self, settings: StageSettings, *, lanes: int, cores: tuple[int, ...]) -> None:
+        self._name = f"stage {settings.number} of {settings.artifact.folder.name}"
+        ours, theirs = zip(*(socket.socketpair() for _ in range(1 + lanes)), strict=True)
+        memories = _shared_memories(settings, lanes)
+        fds = [end.fileno() for end in theirs]
+        try:
+            self._process = subprocess.Popen(
+                module_command(sys.executable, "llorch_serve.stages.child", *map(str, fds)),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_stderr() else subprocess.DEVNULL,
+                env=child_environment(),
+                pass_fds=(*fds, *memories),
+            )
+        finally:
+            for end in theirs:
+                end.close()
+        self._control, *self._lanes = (Messages(end) for end in ours)
+        mapped: list[Logits | None] = [map_logits(each) for each in memories]
+        mapped = mapped or [None] * lanes
+        self._ports = [
+            RemotePort(partial(self._exchange, end), memory)
+            for end, memory in zip(self._lanes, mapped, strict=True)
+        ]
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[StageEndedError], None]] = []
+        self._closing = False
+        self._failure: StageEndedError | None = None
+        threading.Thread(target=self._watch, name="llorch-stage-watch", daemon=True).start()
+        self._ask(control.ask_room(settings, cores, tuple(memories)))
+
+    def room(self) -> StageRoom:
+        """See the protocol."""
+        return self._take(control.Room).room
+
+    def begin(self, lanes: Sequence[KvCapacity]) -> None:
+        """See the protocol."""
+        self._ask(control.Load(lanes=tuple(lanes)))
+
+    def facts(self) -> StageFacts:
+        """See the protocol."""
+        return self._take(control.Loaded).facts
+
+    def port(self, lane: int) -> StagePort:
+        """See the protocol."""
+        return self._ports[lane]
+
+    @property
+    def process_id(self) -> int:
+        """Of the stage's process."""
+        return self._process.pid
+
+    def when_ended(self, tell: Callable[[StageEndedError], None]) -> None:
+        """See the protocol."""
+        with self._lock:
+            self._listeners.append(tell)
+            failure = self._failure
+        if failure is not None:
+            tell(failure)
+
+    def close(self) -> None:
+        """See the protocol: the process ends with its sockets, and is killed if it does not."""
+        with self._lock:
+            self._closing = True
+        for end in (self._control, *self._lanes):
+            end.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+            return
+        self._process.kill()
+        self._process.wait()
+
+    def _exchange(self, end: Messages, question: wire.Buffers) -> memoryview:
+        """Return a lane's answer. Raises StageEndedError if there is none."""
+        try:
+            end.send(question)
+            answer = end.receive()
+        except OSError:
+            answer = None
+        if answer is None:
+            raise self._ended()
+        return answer
+
+    def _ask(self, question: control.Question) -> None:
+        try:
+            self._control.send([control.write(question)])
+        except OSError:
+            raise self._ended() from None
+
+    def _take(self, kind: type[_A]) -> _A:
+        """Return the next answer. Raises what it tells of, and StageEndedError if there is none."""
+        message = self._control.receive()
+        if message is None:
+            raise self._ended()
+        answer = control.read_answer(message)
+        if isinstance(answer, control.Refused):
+            raise control.error_of(answer)
+        assert isinstance(answer, kind), "a stage answers what it is asked"
+        return answer
+
+    def _ended(self) -> StageEndedError:
+        """Return how the process has ended, which it has or is about to."""
+        try:
+            code = self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return StageEndedError(f"{self._name} has closed its connection; start the worker again")
+        how = f"exit code {code}"
+        if code < 0:
+            with contextlib.suppress(ValueError):  # a signal without a name
+                how = f"signal {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (as the system ends one where memory is short)"
+        return StageEndedError(
+            f"the process of {self._name} ended with {how}, and the keys and values of all sequences with "
+            f"it; start the worker again"
+        )
+
+    def _watch(self) -> None:
+        self._process.wait()
+        failure = self._ended()
+        with self._lock:
+            if self._closing:
+                return
+            self._failure = failure
+            listeners = list(self._listeners)
+        for tell in listeners:
+            tell(failure)
+
+
+def _shared_memories(settings: StageSettings, lanes: int) -> list[int]:
+    """Return a descriptor for the logits of each lane of the last stage; none for others, or where the system
+    has no such memory.
+    """
+    manifest = settings.artifact.manifest
+    if settings.number + 1 < len(manifest.stages or ()):
+        return []
+    size = 4 * even(settings.config.slots) * manifest.model.vocab_size
+    found = [make_memory(size) for _ in range(lanes)]
+    return [each for each in found if each is not None]
+
+
+def _has_stderr() -> bool:
+    """Tell whether this process has an error stream that a child can write to, as under tests it may not."""
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
