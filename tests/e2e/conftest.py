@@ -45,6 +45,12 @@ def tiny(tiny_source: Path, export_here: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_staged(tiny_source: Path, export_here: Callable[..., Path]) -> Path:
+    """The tiny model in two stages."""
+    return export_here(tiny_source, tiny_source.parent / "staged", "--stages", "2")
+
+
+@pytest.fixture(scope="session")
 def long(tmp_path_factory: pytest.TempPathFactory, export_here: Callable[..., Path]) -> Path:
     """A tiny artifact whose context is so long that an answer does not end during a test."""
     folder = tmp_path_factory.mktemp("long")

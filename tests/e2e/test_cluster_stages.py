@@ -145,6 +145,15 @@ def test_a_lost_stage_ends_its_replica_and_another_one_answers(nodes: RayNodes, 
     assert again_s < 40
 
 
+def test_a_stage_that_ends_while_nothing_runs_ends_its_replica(nodes: RayNodes, file: Path) -> None:
+    stages = nodes.stages()
+    stages[0].kill()
+    gone(stages)
+    with serving("--cluster", nodes.address, **nodes.token) as front, WorkerClient(front.address) as client:
+        answered_within(client, PATIENCE_S)
+    assert len(nodes.stages()) == 2
+
+
 def test_no_stage_is_left_of_a_deleted_model(nodes: RayNodes, file: Path) -> None:
     stages = nodes.stages()
     assert len(stages) == 2

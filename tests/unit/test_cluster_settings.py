@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from llorch_serve.cluster.settings import ReplicaSettings, read_settings
+from llorch_serve.cluster.settings import ReplicaSettings, StageShare, read_settings
 from llorch_serve.config import CacheSharing, EngineConfig, SessionConfig
 from llorch_serve.providers import ProviderChoice
 
@@ -33,6 +33,8 @@ def settings(**changes: object) -> ReplicaSettings:
 
 def test_settings_are_read_as_they_were_written():
     assert read_settings(settings().encode()) == settings()
+    staged = settings(stages=StageShare(count=2, cores=1, gpus=0.5, memory_bytes=1))
+    assert read_settings(staged.encode()) == staged
 
 
 def test_equal_settings_have_one_digest_and_each_change_another():
@@ -42,6 +44,8 @@ def test_equal_settings_have_one_digest_and_each_change_another():
         settings(version="0.2.0"),
         settings(cores=3),
         settings(engine=replace(ENGINE, max_waiting=8)),
+        settings(stages=StageShare(count=2, cores=1)),
+        settings(stages=StageShare(count=2, cores=1, gpus=0.5, memory_bytes=1)),
     ]
     assert settings().digest == settings().digest
     assert len({one.digest for one in [settings(), *changed]}) == 1 + len(changed)

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from llorch_export.graph.stage_choice import parse_stages
+from llorch_serve.cluster.settings import StageShare
 from llorch_serve.cluster.spec import ModelSpec, ReplicaRange, Scaling, read_replicas
 from llorch_serve.cluster.spec_file import load_spec, parse_spec
 from llorch_serve.config import CacheSharing, EngineConfig, SessionConfig
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.providers import ProviderChoice
+from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_artifact import write_tiny_artifact
+from support.builders.tiny_exports import export_tiny
 
 ELSEWHERE = "0123456789abcdef" * 4
 SMALL = f'artifact = "/nowhere/m"\nfingerprint = "{ELSEWHERE}"\n'
@@ -104,6 +108,28 @@ def test_reuse_and_guesses_are_the_engines():
 def test_a_replica_on_a_gpu_has_two_cores_unless_it_says_otherwise():
     model = parsed(f'{SMALL}gpus = 1\nprovider = "cuda"')
     assert (model.gpus, model.settings.cores) == (1, 2)
+
+
+def test_stages_have_nodes_of_their_own():
+    model = parsed(f"{SMALL}stages = {{count = 3, cores = 4, memory = '2GiB'}}")
+    assert model.settings.stages == StageShare(count=3, cores=4, memory_bytes=2**31)
+    assert (model.settings.cores, model.gpus) == (1, 0)
+    on_gpus = parsed(f'{SMALL}cores = 3\nprovider = "cuda"\nstages = {{count = 2, gpus = 0.5}}')
+    assert on_gpus.settings.stages == StageShare(count=2, cores=2, gpus=0.5)
+    assert (on_gpus.settings.cores, on_gpus.gpus) == (3, 0)
+    assert parsed(f"{SMALL}cores = 1").settings.stages is None
+
+
+def test_the_stages_of_a_folder_at_hand_are_counted(tmp_path):
+    source = write_hf_folder(tmp_path / "source", {"num_hidden_layers": 4})
+    staged = export_tiny(source, tmp_path / "staged", stages=parse_stages("3")).folder
+    keys = f'artifact = "{staged}"'
+    assert parsed(f"{keys}\nstages = {{cores = 1}}").settings.stages == StageShare(count=3, cores=1)
+    told = refusal(f"[models.m]\n{keys}\nstages = {{count = 2, cores = 1}}")
+    assert f"models.m.stages.count is 2, and {staged} has 3 stages; leave count out" in told
+    whole = write_tiny_artifact(tmp_path / "whole")
+    told = refusal(f'[models.m]\nartifact = "{whole}"\nstages = {{cores = 1}}')
+    assert f"models.m.stages has no effect on {whole}, whose model is not cut into stages" in told
 
 
 def test_the_fingerprint_of_a_folder_at_hand_is_read(tmp_path):
@@ -217,6 +243,35 @@ MODEL = "[models.m]\n" + SMALL
         (f"{MODEL}gpus = 1", "models.m.gpus has no effect on the CPU"),
         (f"{MODEL}gpus = 2\nprovider = 'cuda'", "models.m.gpus is 2; each replica holds a whole model"),
         (f"{MODEL}cores = 1\ntensor_parallel_size = 2", "models.m.tensor_parallel_size would split a model"),
+        (
+            f"{MODEL}stages = {{cores = 2}}",
+            "models.m.stages.count is missing, and /nowhere/m is not on this machine; add the number",
+        ),
+        (f"{MODEL}stages = {{count = 2}}", "models.m.stages says neither cores nor gpus"),
+        (f"{MODEL}stages = {{count = 1, cores = 1}}", "models.m.stages.count is 1; expected int >= 2"),
+        (f"{MODEL}stages = {{count = 101, cores = 1}}", "models.m.stages.count is 101; expected int <= 100"),
+        (f"{MODEL}stages = {{count = 2, cores = 0}}", "models.m.stages.cores is 0; expected int >= 1"),
+        (f"{MODEL}stages = {{count = 2, cores = 1, gpu = 1}}", "models.m.stages has the unknown key 'gpu'"),
+        (f"{MODEL}stages = {{count = 2, cores = 1, memory = 'x'}}", "models.m.stages.memory is 'x'"),
+        (f"{MODEL}stages = true", "models.m.stages is 'True'; expected a table"),
+        (f"{MODEL}stages = {{count = 2, gpus = 1}}", "models.m.stages.gpus has no effect on the CPU"),
+        (
+            f"{MODEL}stages = {{count = 2, gpus = 0.00001}}\nprovider = 'cuda'",
+            "stages.gpus is 1e-05; expected",
+        ),
+        (
+            f"{MODEL}stages = {{count = 2, cores = 1}}\nprovider = 'cuda'",
+            "Ray hides GPUs from a stage that asks for none; give stages.gpus = 1",
+        ),
+        (
+            f"{MODEL}gpus = 1\nstages = {{count = 2, gpus = 1}}\nprovider = 'cuda'",
+            "models.m.gpus has no effect on a model whose stages are on nodes of their own; give stages.gpus",
+        ),
+        (f"{MODEL}share_weights = true\nstages = {{count = 2, cores = 1}}", "share_weights has no effect on"),
+        (
+            f"[models.m]\nartifact = '/{'a' * 4000}'\nstages = {{cores = 1}}",
+            "stages.count is missing, and /aaaa",
+        ),
         (f"{MODEL}cores = 1\ntp = 2", "docs/cluster-arithmetic.md"),
         ("[models.m]\nartifact = 'models/m'\ncores = 1", "a folder is named by its absolute path"),
         (f"{MODEL}cores = 1\nallow_cpu_nodes = true", "allow_cpu_nodes has no effect on the CPU"),

@@ -31,6 +31,11 @@ def test_there_are_as_many_lanes_as_places_that_work_at_once(
     assert lane_count(choice, stages=stages, slots=slots) == lanes
 
 
+def test_stages_apart_have_a_lane_each() -> None:
+    assert lane_count(StageChoice(), stages=3, slots=8, apart=True) == 3
+    assert lane_count(StageChoice(), stages=3, slots=2, apart=True) == 2
+
+
 def capacity(slots: int, context: int, budget: int) -> KvCapacity:
     return KvCapacity(slots, context, bytes_per_token=10, budget=budget)
 

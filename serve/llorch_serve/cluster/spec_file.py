@@ -265,9 +265,10 @@ def _check_share(found: _ModelTable, where: str, problems: Problems) -> None:
     elif found.gpus is not None:
         problems.attempt(check_amount, f"{where}.gpus", found.gpus)
     if row is not None and row.device_type == "cuda" and on_gpus is None:
+        asks, key = ("stage", "stages.gpus") if staged else ("replica", "gpus")
         problems.note(
-            f"{where}.provider is {found.provider}, and Ray hides GPUs from a replica that asks for none; "
-            f"give {'stages.gpus' if staged else 'gpus'} = 1"
+            f"{where}.provider is {found.provider}, and Ray hides GPUs from a {asks} that asks for none; "
+            f"give {key} = 1"
         )
 
 
@@ -277,6 +278,10 @@ def _check_together(found: _ModelTable, where: str, problems: Problems) -> None:
         problems.note(
             f"{where}.batch_invariant does not go with lookup, whose checks depend on how many sequences are "
             "running; leave one of them out"
+        )
+    if found.share_weights and found.stages is not None:
+        problems.note(
+            f"{where}.share_weights has no effect on stages, each of which is loaded once; leave it out"
         )
     if found.strict_reuse and not found.prefix_cache:
         problems.note(f"{where}.strict_reuse has no effect without prefix_cache; leave one of them out")

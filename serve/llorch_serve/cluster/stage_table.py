@@ -50,15 +50,14 @@ def read_stages(where: str, table: object, artifact: str, problems: Problems) ->
 
 def _count(where: str, artifact: str, stated: int | None) -> int:
     """Return how many stages an artifact has: its folder's, if that is on this machine, else as stated."""
-    folder = Path(artifact)
-    if not folder.is_absolute() or not folder.is_dir():
+    if not _is_here(artifact):
         if stated is None:
             raise UsageError(
-                f"{where}.count is missing, and {artifact} is not on this machine; add the number of stages, "
-                "as llorch inspect tells it"
+                f"{where}.count is missing, and {artifact[:200]} is not on this machine; add the number of "
+                "stages, as llorch inspect tells it"
             )
         return stated
-    model = load_model(folder)
+    model = load_model(Path(artifact))
     here = len(model.manifest.stages or ()) if isinstance(model, Artifact) else 0
     if not here:
         raise UsageError(
@@ -71,3 +70,12 @@ def _count(where: str, artifact: str, stated: int | None) -> int:
             "folder that it belongs to"
         )
     return here
+
+
+def _is_here(artifact: str) -> bool:
+    """Tell whether an artifact is a folder of this machine. What cannot be looked at is refused elsewhere."""
+    folder = Path(artifact)
+    try:
+        return folder.is_absolute() and folder.is_dir()
+    except OSError:
+        return False

@@ -62,8 +62,14 @@ def load_any(
     """Load as :func:`load_worker` does, an artifact that embeds texts too.
 
     elsewhere: starts the stages of a model that is cut into stages on other machines.
+    Raises UsageError too where stages are to run elsewhere and there are none.
     """
     model = load_model(folder)
+    if elsewhere is not None and not (isinstance(model, Artifact) and model.manifest.stages):
+        raise UsageError(
+            f"{folder} is not cut into stages, which were to run on nodes of their own; leave stages out, or "
+            "export the model with --stages N"
+        )
     if not isinstance(model, Artifact) or model.manifest.embeds is None:
         return _generating(model, config, report, tokenizer, at_once=False, elsewhere=elsewhere)
     _check_embeds(config, folder)
