@@ -64,8 +64,8 @@ class RayNodes:
 
 @contextlib.contextmanager
 def ray_nodes(cores: int = 1) -> Iterator[RayNodes]:
-    """Start three nodes of so many logical cores, of which the first is the head; end what is left of them
-    afterwards.
+    """Start three nodes of so many logical cores, of which the first is the head and has a resource of that
+    name; end what is left of them afterwards.
     """
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
@@ -109,7 +109,7 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": int(sys.argv[1]), "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"resources": {"head": 1}})
     others = {_raylet(one): one for one in [cluster.add_node(**node) for _ in range(NODES - 1)]}
     sys.stdout.write(json.dumps({"address": cluster.address, "others": list(others)}) + "\n")
     sys.stdout.flush()

@@ -23,9 +23,12 @@ from llorch_serve.cluster.stage_actor import StageActor
 from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.errors import ArtifactError, UnavailableError, UsageError
 from llorch_serve.loading.worker import load_any
+from llorch_serve.providers import ProviderChoice, activate, import_runtime
 from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.stages import wire
+from llorch_serve.stages.loading import StageRoom
+from llorch_serve.stages.plan import pooled_capacity
 from llorch_serve.worker.local import LocalClient
 from llorch_serve.worker.worker import Worker
 from support.builders.checkpoints import write_hf_folder
@@ -181,6 +184,19 @@ def test_what_a_node_refuses_is_told_and_nothing_is_left(
     ):
         opened(whole, wanted(whole))
     assert actors == []
+
+
+def test_memory_is_that_of_the_fullest_machine(both: tuple[Artifact, Artifact]) -> None:
+    config = SessionConfig(slots=4000, max_context=128)
+    provider = activate(ProviderChoice(), import_runtime(both[1].manifest.min_onnxruntime))
+
+    def planned(*places: tuple[str, int]) -> int:
+        rooms = [StageRoom(None, None, host, mib * 2**20) for host, mib in places]
+        return pooled_capacity(both[1], config, provider, rooms, lanes=2).budget
+
+    apart = planned(("a", 20), ("b", 20))
+    assert min(planned(("a", 20), ("b", 80)), planned(("a", 80), ("b", 20))) == apart
+    assert planned(("a", 40), ("b", 40)) > apart > planned(("a", 20), ("a", 20)) > 128
 
 
 def test_a_node_needs_the_files_of_its_stage_alone(both: tuple[Artifact, Artifact], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from llorch_serve.cluster.deploy import ModelStatus, ReplicaStatus
+    from llorch_serve.cluster.settings import StageShare
 
 
 class ReplicaRow(msgspec.Struct, frozen=True):
@@ -79,11 +80,18 @@ def table_of(found: Sequence[ModelStatus]) -> str:
         lines += [
             f"{line_of(status)}{bounds}",
             f"  artifact {settings.artifact}, fingerprint {settings.fingerprint[:16]}",
-            f"  each replica: {settings.engine.session.slots} slots, {settings.cores} cores; llorch "
-            f"{settings.version}",
+            f"  each replica: {settings.engine.session.slots} slots, {settings.cores} cores"
+            f"{_stages_words(settings.stages)}; llorch {settings.version}",
             *(_replica_line(one) for one in status.replicas),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _stages_words(stages: StageShare | None) -> str:
+    if stages is None:
+        return ""
+    gpus = f" and {stages.gpus:g} GPU" if stages.gpus else ""
+    return f", and {stages.count} stages with {stages.cores} cores{gpus} each"
 
 
 def _replica_line(replica: ReplicaStatus) -> str:
