@@ -52,7 +52,7 @@ class PlayedWork:
     def size(self, batch):
         return self.bytes
 
-    def end(self, batch):
+    def end(self, batch, _stopping):
         return {"counts": Counts(3, 2, 1)}
 
 

@@ -68,8 +68,12 @@ class Work(Protocol):
     def size(self, batch: BatchRecord) -> int:
         """Return how many bytes its results take. Blocks."""
 
-    def end(self, batch: BatchRecord) -> dict[str, Any]:
-        """Make files of its results, and return what of its record that changes. Blocks. Raises OSError."""
+    def end(self, batch: BatchRecord, stopping: threading.Event) -> dict[str, Any]:
+        """Make files of its results, and return what of its record that changes. Blocks, and makes no more
+        of them once ``stopping`` is set.
+
+        Raises OSError.
+        """
 
 
 class Blocking(Protocol):
@@ -251,16 +255,17 @@ class BatchRunner:
 
     async def _end(self, batch: BatchRecord, end: Status, faults: tuple[Fault, ...] = ()) -> None:
         """Make files of the results of a batch and bring it to its last status."""
+        stopping = threading.Event()
         begun = _CANCELLED_FROM if end is Status.CANCELLED else _ENDED_FROM
 
         def finish() -> None:
             found = self._store.move(batch.id, Status.FINALIZING, begun, end=end, faults=faults)
             if found.status is Status.FINALIZING:
-                changes = self._work.end(found)
+                changes = self._work.end(found, stopping)
                 self._store.move(batch.id, end, frozenset({Status.FINALIZING}), **changes)
                 self._store.tidy(batch)
 
-        await self._blocking(finish)
+        await self._blocking(finish, stopping.set)
         self._progress.pop(batch.id, None)
 
 
