@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import threading
 
 from llorch_serve.batch.answering import BatchStoppedError
 from llorch_serve.errors import ResourceError
@@ -218,6 +219,28 @@ async def test_results_without_room_fail_the_batch(tmp_path):
         await until(lambda: status_of(service, batch) is Status.FAILED)
         assert service.store.batch(batch.id, "").faults[0].code == "quota_exceeded"
         service.store.check_room("", 900)  # they count no more
+
+
+@on_loop
+async def test_callers_do_not_wait_for_batches_that_take_long_to_end(tmp_path):
+    work, may_end = PlayedWork(), threading.Event()
+    is_ending = threading.Semaphore(0)
+
+    def end(_batch, _stopping):
+        is_ending.release()
+        assert may_end.wait(PATIENCE_S)
+        return {}
+
+    work.end = end
+    async with served(tmp_path, work) as service:
+        try:
+            batches = [begun(service, owner, status=Status.CANCELLING) for owner in "abcdefgh"]
+            await until(lambda: is_ending.acquire(blocking=False))
+            async with asyncio.timeout(PATIENCE_S / 2):
+                assert await service.asked(lambda: service.store.batch(batches[0].id, "a")) is not None
+        finally:
+            may_end.set()
+        await until(lambda: {status_of(service, batch) for batch in batches} == {Status.CANCELLED})
 
 
 @on_loop
