@@ -80,7 +80,7 @@ def look(body: bytes) -> Outlook:
     most = next((limit for limit in limits if limit is not None), _USUAL_ANSWER)
     answers = _count(found.n)
     tokens = len(body) // _BYTES_PER_TOKEN + most * (1 if answers is None else answers)
-    return Outlook(min(tokens, _MOST_TOKENS), is_stream=memoryview(found.stream) == b"true")
+    return Outlook(min(tokens, _MOST_TOKENS), is_stream=bytes(memoryview(found.stream)[:5]) == b"true")
 
 
 def beginning_of(body: bytes) -> bytes:
