@@ -170,6 +170,24 @@ def test_lines_of_all_batches_share_the_places(tmp_path):
     asyncio.run(shared())
 
 
+def test_a_file_of_too_many_requests_fails_its_batch_before_all_of_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "MAX_REQUESTS", 5)
+
+    async def checked():
+        async with served(tmp_path, FakeAnswerer()) as service:
+            right, many = (begun(service, chat_lines(count)) for count in (5, 6))
+            await until(lambda: all(service.store.batch(one.id, "").has_ended for one in (right, many)))
+            assert service.store.batch(right.id, "").status is Status.COMPLETED
+            found = service.store.batch(many.id, "")
+            assert found.status is Status.FAILED
+            [fault] = found.faults
+            assert fault.code == "invalid_file"
+            told = "has more than 5 requests, the most of a batch; send them in several files"
+            assert fault.message == f"{many.input_file_id} {told}"
+
+    asyncio.run(checked())
+
+
 def test_lines_that_expire_take_no_more_than_their_callers_room(tmp_path, monkeypatch):
     monkeypatch.setattr(work, "_AT_ONCE", 10)
 

@@ -34,6 +34,11 @@ from llorch_serve.http.batches.runner import BatchFaultError, Blocking
 from llorch_serve.http.batches.store import Store
 from llorch_serve.http.problems import HttpError
 
+MAX_REQUESTS: Final = 1_000_000
+"""Of a batch. A file of 512 MiB has room for twenty times as many of the shortest, which would take the disk
+gigabytes for their plan and their failures, and the process minutes of its time.
+"""
+
 _MOST_FAULTS: Final = 20
 _AT_ONCE: Final = 1000  # lines that are written together
 _EXPIRED: Final = "batch_expired"
@@ -45,17 +50,27 @@ MakeAnswerer = Callable[[BatchRecord, str], Answerer]
 
 
 class _StoppableSource(JsonLinesSource):
-    """A file of which no more is read once ``stopping`` is set: to read all of it may take a minute."""
+    """A file of at most MAX_REQUESTS, of which no more is read once ``stopping`` is set: to read it all may
+    take a minute.
+    """
 
     def __init__(self, path: Path, stopping: threading.Event) -> None:
         super().__init__(path)
         self._stopping = stopping
 
     def scan(self) -> Iterator[RawLine]:
-        """Yield every line that is not blank. Raises OSError, InterruptedError where it was stopped."""
-        for line in super().scan():
+        """Yield every line that is not blank.
+
+        Raises UsageError for too many, OSError, InterruptedError where it was stopped.
+        """
+        for count, line in enumerate(super().scan(), 1):
             if self._stopping.is_set():
                 raise InterruptedError("nobody waits for this file any more")
+            if count > MAX_REQUESTS:
+                raise UsageError(
+                    f"{self._path} has more than {MAX_REQUESTS} requests, the most of a batch; send them in "
+                    "several files"
+                )
             yield line
 
 
