@@ -270,6 +270,7 @@ def test_bench_tells_how_busy_each_stage_is(staged: Path) -> None:
         figure = row["figures"][f"stage_{stage}_busy"]
         assert figure["unit"] == "%"
         assert 0 < figure["median"] <= 100
+        assert row["figures"][f"stage_{stage}_waiting"]["median"] >= 0
 
 
 def test_generate_and_score_run_stages(staged: Path, whole: Path) -> None:
