@@ -3,8 +3,10 @@ with one core.
 
     ci/measurement stages WHOLE STAGED [STREAMS]
 
-WHOLE and STAGED are artifacts of one model, the second exported with --stages. Rounds alternate, and medians
-are shown. Needs as many idle cores as there are stages; 8 streams unless said otherwise.
+WHOLE and STAGED are artifacts of one model, the second exported with --stages, cut where the stages are busy
+alike: SmolLM2's default recipe with ``--stages 2,at=19``, since the default cut counts bytes, and a step
+reads little of the embedding. Rounds alternate, and medians are shown. Needs as many idle cores as there are
+stages; 8 streams unless said otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def bench(folder: Path, cores: Sequence[int], streams: int, *flags: str) -> Run:
         "--streams", str(streams), "--max-tokens", str(TOKENS), "--repeat", "1", "--json", *flags,
     ]  # fmt: skip
     done = subprocess.run(
-        [shutil.which("taskset") or "taskset", "-c", ",".join(map(str, cores)), *command],
+        [shutil.which("taskset") or "taskset", "--cpu-list", ",".join(map(str, cores)), *command],
         check=True,
         capture_output=True,
         env=child_environment(),

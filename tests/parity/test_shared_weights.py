@@ -22,7 +22,7 @@ import pytest
 from llorch_export.options import ExportOptions, Rule
 from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from llorch_serve.loading.models import open_model
 from llorch_serve.runtime import shared_weights
 from llorch_serve.runtime.opening import open_session
@@ -309,3 +309,16 @@ def test_two_workers_that_start_at_once_pack_once(
     assert found[0].notice is None
     assert len(orders) == 1
     assert not list(root.glob(".making-*"))
+
+
+def test_an_entry_that_the_runtime_does_not_take_is_named(
+    artifact: Artifact, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is after a fault of the disk, which changes neither size nor time."""
+    place = entry(cache)
+    graph = place / "decode.onnx"
+    found = graph.stat()
+    graph.write_bytes(bytes(found.st_size))
+    os.utime(graph, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(ArtifactError, match=f"remove {place}, or leave --share-weights out"):
+        opened(artifact)

@@ -165,7 +165,7 @@ def _figures(one: Tried) -> dict[str, object]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def _number(value: float | None, form: str) -> str:
