@@ -12,7 +12,7 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Collect nothing inside. What is there afterwards is left out of later collections, which would go
-    through a tokenizer's vocabulary each time.
+    through a tokenizer's vocabulary each time, until a worker that is closed ends that (``gc.unfreeze``).
     """
     was_on = gc.isenabled()
     gc.disable()
