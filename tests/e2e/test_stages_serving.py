@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import threading
 import urllib.request
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
@@ -123,6 +125,37 @@ def test_a_stage_that_ends_while_nothing_runs_ends_the_worker(staged: Path) -> N
         LocalClient(worker).complete(endless("one"))
     worker.close()
     check_gone(stages)
+
+
+def test_a_stage_that_answers_no_more_does_not_keep_the_worker_from_ending(
+    staged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llorch_serve.worker.worker._ANSWER_S", 0.1, raising=False)
+    monkeypatch.setattr("llorch_serve.stages.process._END_S", 0.1)
+    config = SessionConfig(threads=1, slots=2, max_context=100_000, stages=StageChoice(processes=True))
+    worker = load_worker(staged, EngineConfig(session=config), lambda _: None)
+    stages = stages_below(psutil.Process())
+    updates = LocalClient(worker).generate(endless("one"))
+    next(updates)
+    stages[1].suspend()
+    closing_it = threading.Thread(target=worker.close, daemon=True)
+    closing_it.start()
+    closing_it.join(PATIENCE_S)
+    assert not closing_it.is_alive(), "it waits for a stage"
+    check_gone(stages)
+
+
+@pytest.mark.parametrize("kind", ["whole", "staged"])
+def test_a_worker_that_is_closed_leaves_its_model_to_the_collector(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    config = EngineConfig(session=SessionConfig(threads=1, slots=2, max_context=64))
+    worker = load_worker(request.getfixturevalue(kind), config, lambda _: None)
+    session = weakref.ref(worker._session)
+    worker.close()
+    del worker
+    gc.collect()
+    assert session() is None
 
 
 def test_stages_end_with_a_worker_that_is_killed(staged: Path) -> None:

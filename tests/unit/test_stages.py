@@ -170,7 +170,7 @@ def test_every_weight_is_written_once(exported: Artifact, tmp_path: Path) -> Non
 
 
 def crossing(manifest: dict[str, Any], only: str | None = None, **said: Any) -> None:
-    """Say something else of what crosses the cut, on both of its sides. only: of the tensor with this name."""
+    """Say something else of what crosses the cut, on both sides. only: of the tensor with this name."""
     first, last = manifest["stages"]
     for spec in (*first["outputs"], *last["inputs"]):
         if len(spec["shape"]) == 3 and only in (None, spec["name"]):

@@ -714,7 +714,6 @@ def _check_stages(manifest: Manifest, stages: tuple[Stage, ...], origin: str) ->
     if manifest.layout != "llorch" or manifest.embeds is not None or manifest.fixed_shapes is not None:
         refuse("it has stages, which only llorch's own graphs of any shape have that give logits")
     layers, end, given = manifest.kv.layers, 0, dict[str, TensorSpec]()
-    owners: dict[str, Stage] = {}
     for number, stage in enumerate(stages):
         here = f"stage {number}"
         if stage.first_layer != end or not stage.first_layer < stage.end_layer <= layers:
@@ -732,10 +731,6 @@ def _check_stages(manifest: Manifest, stages: tuple[Stage, ...], origin: str) ->
                 f"{', '.join(taken)[:200] or 'nothing'} crosses to {here}, expected rows of floats of one "
                 "width, [batch, tokens, width]"
             )
-        for name in stage.files:
-            owner = owners.setdefault(name, stage)
-            if owner is not stage and not (name in stage.shared_data and name in owner.shared_data):
-                refuse(f"{here} has {name[:200]}, which is another stage's")
         given = {spec.name: spec for spec in stage.outputs if spec.name not in cache_names(kv)}
         for what, found, expected in (
             ("a graph over an int8 cache", stage.decode_graph, manifest.int8_cache),
@@ -748,6 +743,20 @@ def _check_stages(manifest: Manifest, stages: tuple[Stage, ...], origin: str) ->
         end = stage.end_layer
     if end != layers or given.keys() != {"logits"}:
         refuse(f"the stages end at layer {end} of {layers}, with {', '.join(given)[:200]}; expected logits")
+    _check_owners(stages, origin)
+
+
+def _check_owners(stages: tuple[Stage, ...], origin: str) -> None:
+    """Raise ArtifactError where a stage has a file of another that is not said to be shared."""
+    owners: dict[str, Stage] = {}
+    for number, stage in enumerate(stages):
+        for name in stage.files:
+            owner = owners.setdefault(name, stage)
+            if owner is not stage and not (name in stage.shared_data and name in owner.shared_data):
+                raise ArtifactError(
+                    f"{origin}: stage {number} has {name[:200]}, which is another stage's. Export the model "
+                    "again."
+                )
 
 
 def _are_rows(crossing: dict[str, TensorSpec]) -> bool:

@@ -6,6 +6,12 @@ what becomes of them then is in ``live_requests.py``.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Final
+
 from llorch_serve.config import EngineConfig
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.load import Load, together
@@ -34,6 +40,8 @@ from llorch_serve.worker.local import run_together
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.ranking import choose_ranking
 from llorch_serve.worker.served import ServedModel, ServedPipeline, ServedSession
+
+_ANSWER_S: Final = 10.0  # for the call that a lane has under way; what it answers is wanted by nobody
 
 
 class Worker(LoadedModel):
@@ -91,12 +99,29 @@ class Worker(LoadedModel):
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""
-        if self._requests.close():
+        with self._stages_ended_late():
+            closed = self._requests.close()
+        if closed:
             for engine in self._engines:
                 engine.close()
             self._grammars.close()
             if self._pipeline is not None:
                 self._pipeline.close()
+            gc.unfreeze()  # the model is held in cycles, and what a load has made is left out of collections
+
+    @contextlib.contextmanager
+    def _stages_ended_late(self) -> Iterator[None]:
+        """End stages that keep a lane waiting, as one whose process is stopped does: it would never end."""
+        if self._pipeline is None:
+            yield
+            return
+        late = threading.Timer(_ANSWER_S, self._pipeline.close)
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
 
     def warm_up(self) -> None:
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages
