@@ -47,7 +47,7 @@ _ANSWER_TOKENS: Final = 4
 
 def llorch(*arguments: object) -> Any:
     """Run a command that prints one JSON document; return that."""
-    command = [sys.executable, "-m", "llorch_serve", *map(str, arguments), "--json"]
+    command = [sys.executable, "-P", "-m", "llorch_serve", *map(str, arguments), "--json"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 

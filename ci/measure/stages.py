@@ -3,8 +3,10 @@ with one core.
 
     ci/measurement stages WHOLE STAGED [STREAMS]
 
-WHOLE and STAGED are artifacts of one model, the second exported with --stages. Rounds alternate, and medians
-are shown. Needs as many idle cores as there are stages; 8 streams unless said otherwise.
+WHOLE and STAGED are artifacts of one model, the second exported with --stages, cut where the stages are busy
+alike: SmolLM2's default recipe with ``--stages 2,at=19``, since the default cut counts bytes, and a step
+reads little of the embedding. Rounds alternate, and medians are shown. Needs as many idle cores as there are
+stages; 8 streams unless said otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def bench(folder: Path, cores: Sequence[int], streams: int, *flags: str) -> Run:
         "--streams", str(streams), "--max-tokens", str(TOKENS), "--repeat", "1", "--json", *flags,
     ]  # fmt: skip
     done = subprocess.run(
-        [shutil.which("taskset") or "taskset", "-c", ",".join(map(str, cores)), *command],
+        [shutil.which("taskset") or "taskset", "--cpu-list", ",".join(map(str, cores)), *command],
         check=True,
         capture_output=True,
         env=child_environment(),
@@ -64,7 +66,7 @@ def main(whole: Path, staged: Path, streams: int = 8) -> None:
         busy = [
             f"{title.replace('_', ' ')} {statistics.median(run[title] for run in found):.0f} %"
             for title in found[0]
-            if title.startswith("stage_")
+            if title.endswith("_busy")
         ]
         low, high = (pick(run["decode_tokens_per_s"] for run in found) for pick in (min, max))
         print(f"{name}: {speeds[-1]:.1f} tokens/s ({low:.1f}..{high:.1f}) {', '.join(busy)}")  # noqa: T201 - what it is for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,10 @@ def test_limits_are_kept_or_missed(tiny: Path, text: Path) -> None:
     assert json.loads(outcome.stdout)["texts"]
 
 
+@pytest.mark.reference
 def test_divergence_is_measured_against_a_kept_reference(
     tiny: Path, tiny_source: Path, text: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     kept = tmp_path / "kept"
     assert llorch_here("verify", tiny, "--against", tiny_source, "--write-reference", kept).code == 0
     verified = llorch_here("verify", tiny, "--reference", kept, "--json").document()
@@ -188,7 +189,7 @@ def test_a_reference_of_another_model_and_a_folder_that_is_none_are_refused(
 
 
 def test_without_lm_eval_a_task_says_what_to_install(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
     outcome = llorch_here("eval", tiny, "--tasks", "arc_easy")
     assert outcome.code == 4
     assert "pip install 'llorch[eval]'" in outcome.error()

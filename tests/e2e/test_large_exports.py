@@ -39,6 +39,7 @@ LLAMA_8B = {
 MEASURE = """
 import json, sys, time
 from pathlib import Path
+from llorch_export.graph.stage_choice import parse_stages
 from llorch_export.options import ExportOptions
 from llorch_export.pipeline import export
 def peak():
@@ -46,7 +47,10 @@ def peak():
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 before = peak()
-options = ExportOptions(source=sys.argv[1], output=Path(sys.argv[2]), precision="int8", kv_dtype=sys.argv[3])
+stages = parse_stages(sys.argv[4] or None)
+options = ExportOptions(
+    source=sys.argv[1], output=Path(sys.argv[2]), precision="int8", kv_dtype=sys.argv[3], stages=stages
+)
 export(options, lambda *a: None)
 print(json.dumps({"growth": peak() - before, "cpu_seconds": time.process_time()}))
 """
@@ -60,7 +64,7 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 
 
 def export_zeros(
-    scratch: Path, shape: dict[str, object], *, needed: int, kv_dtype: str = "float32"
+    scratch: Path, shape: dict[str, object], *, needed: int, kv_dtype: str = "float32", stages: str = ""
 ) -> tuple[Path, dict[str, float]]:
     """Export a model of ``shape`` to int8; return the artifact's folder and what it took."""
     free = shutil.disk_usage(scratch).free
@@ -73,7 +77,7 @@ def export_zeros(
     (model / "config.json").write_text(json.dumps(config))
     (model / "tokenizer.json").write_text(tiny_tokenizer_json())
     result = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(model), str(scratch / "out"), kv_dtype],
+        [sys.executable, "-c", MEASURE, str(model), str(scratch / "out"), kv_dtype, stages],
         check=True,
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -109,4 +113,13 @@ def test_measuring_the_cache_of_llama_3_2_1b_takes_its_weights(scratch: Path) ->
 def test_a_model_of_the_shape_of_llama_3_8b(scratch: Path) -> None:
     artifact, figures = export_zeros(scratch, LLAMA_8B, needed=12 * 10**9)
     assert (artifact / "model.onnx.data").stat().st_size > 8e9
+    assert figures["growth"] < EXPORT_LARGE_BYTES
+
+
+@pytest.mark.slow
+def test_the_same_in_stages(scratch: Path) -> None:
+    artifact, figures = export_zeros(scratch, LLAMA_8B, needed=12 * 10**9, stages="4")
+    sizes = [(artifact / f"stage{number}.onnx.data").stat().st_size for number in range(4)]
+    assert sum(sizes) > 8e9
+    assert max(sizes) < 0.28 * sum(sizes)
     assert figures["growth"] < EXPORT_LARGE_BYTES

@@ -51,7 +51,7 @@ def test_a_dry_run_says_where_a_model_would_be_cut(tiny_source):
     [
         (("--stages", "two"), "expected a number of stages"),
         (("--stages", "1"), "needs no --stages"),
-        (("--stages", "3"), "this model has 2 layers"),
+        (("--stages", "3"), "expected at most 2"),
         (("--stages", "2,at=2"), "from 1 to 1 in ascending order"),
         (("--stages", "2", "--embed", "mean"), "--stages 2 with --embed mean"),
         (("--stages", "2", "--interop", "genai"), "--stages 2 with --interop genai"),

@@ -21,7 +21,7 @@ from support.builders.reference_files import own_reference
 from support.builders.tiny_exports import random_ids
 from support.harness.processes import PATIENCE_S, environment, llorch_here
 
-QUICK = ("--streams", "1,2", "--prompt-tokens", "16", "--time", "4s")
+QUICK = ("--streams", "1,2", "--prompt-tokens", "16", "--time", "2s")
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +24,7 @@ import pytest
 from llorch_export.options import ExportOptions, Rule
 from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ResourceError, UsageError
+from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from llorch_serve.loading.models import open_model
 from llorch_serve.python_child import child_environment, module_command
 from llorch_serve.runtime import shared_weights
@@ -298,3 +301,48 @@ def test_huge_pages_and_shared_weights_exclude_each_other(artifact: Artifact, ca
     config = SessionConfig(threads=1, slots=1, share_weights=True, huge_pages=True)
     with pytest.raises(UsageError, match="--huge-pages has no effect on weights that --share-weights"):
         open_model(artifact, config, lambda report: None)
+
+
+def test_two_workers_that_start_at_once_pack_once(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "cache" / "weights"
+    monkeypatch.setenv("LLORCH_CACHE", str(tmp_path / "cache"))
+    (root / ".making-before").mkdir(parents=True)  # left by a process that was killed
+    (tmp_path / "cache").chmod(0o700)
+    root.chmod(0o700)
+    orders: list[shared_weights.PackingOrder] = []
+    both = threading.Barrier(2, timeout=20)
+
+    def pack(order: shared_weights.PackingOrder) -> None:
+        orders.append(order)
+        (Path(order.folder) / WEIGHTS).write_bytes(b"packed")
+        (Path(order.folder) / WEIGHTS).chmod(0o600)
+
+    monkeypatch.setattr(shared_weights, "_run", pack)
+    monkeypatch.setattr(shared_weights, "_LOOK_S", 0.001)
+    runtime = SimpleNamespace(__version__="1.32.0", get_build_info=lambda: "")
+
+    def start() -> shared_weights.SharedGraphs:
+        both.wait()
+        return shared_weights.shared_graphs(artifact, {"model.onnx": artifact.manifest.recipe}, runtime, 1)
+
+    with ThreadPoolExecutor(2) as threads:
+        found = [made.result() for made in [threads.submit(start), threads.submit(start)]]
+    assert found[0] == found[1]
+    assert found[0].notice is None
+    assert len(orders) == 1
+    assert not list(root.glob(".making-*"))
+
+
+def test_an_entry_that_the_runtime_does_not_take_is_named(
+    artifact: Artifact, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is after a fault of the disk, which changes neither size nor time."""
+    place = entry(cache)
+    graph = place / "decode.onnx"
+    found = graph.stat()
+    graph.write_bytes(bytes(found.st_size))
+    os.utime(graph, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(ArtifactError, match=f"remove {place}, or leave --share-weights out"):
+        opened(artifact)

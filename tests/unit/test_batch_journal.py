@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -259,8 +260,10 @@ def test_a_full_disk_leaves_whole_lines_and_is_gone_on_from(
     assert output.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits on the size of files there")
 def test_a_limit_on_the_size_of_files_is_told_as_a_full_disk(source: Path, output: Path) -> None:
-    resource = pytest.importorskip("resource")
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with opened(source, output) as (_, journal):
         file = AppendedFile(output.with_name("other"))

@@ -197,6 +197,14 @@ def test_vectors_are_counted_and_left_as_they_are():
     assert settled(body) == (body, Usage(3, 0, 0))
 
 
+def test_scores_do_not_tell_what_was_cached():
+    found = answer(FakeGenerator(), line("/v1/score", {"context": "ab", "continuations": ["cd", "e"]}))
+    document = json.loads(found.body)
+    assert [each["logprob"] for each in document["data"]] == [-2, -1]
+    assert b"cached" not in found.body
+    assert found.usage.prompt_tokens == document["usage"]["prompt_tokens"] > 0
+
+
 OTHERS = [b"", b"[]", b'{"usage": 3}', b'{"choices": {}}', b'{"llorch": []}', b"\xff"]
 
 

@@ -47,6 +47,15 @@ def test_updates_that_pile_up_become_one():
     asyncio.run(scenario())
 
 
+def test_an_update_that_comes_after_its_loop_has_ended_goes_nowhere():
+    async def scenario():
+        live, _ = await with_call(whole=True)
+        return live
+
+    live = asyncio.run(scenario())
+    live.deliver([GenerationUpdate("a", "", (), DONE)])  # its error would end the engine, for everybody
+
+
 def test_a_message_waits_for_as_many_tokens_as_are_asked_for_but_the_first_and_the_last():
     async def scenario():
         live = LiveCalls(asyncio.get_running_loop(), 3)

@@ -85,13 +85,14 @@ def report() -> TuneReport:
     fast.add(Lap(rounds=(dict.fromkeys(names, 130.0),) * 4, peak_mib=400.0), base, found.weights)
     far = Standing(Candidate("far", load_recipe("int4")), Judgement(fidelity=fidelity(0.2)))
     far.lost = found.beyond(far)
-    for one in (fast, far):
+    broken = Standing(Candidate("broken", load_recipe("fp32")), Judgement(problem="expected int | null"))
+    for one in (fast, far, broken):
         found.add(one)
     return TuneReport(
         source="a.gguf", complete=True, chosen="fast", default="cpu", recipe=None, artifact=None,
         command="llorch tune a.gguf", export=None, oracle="itself", positions=64, host=HOST,
         software=("llorch 0.1.0",), max_kl=0.01, memory_mib=None, prefer="balance", seconds=9.0,
-        round_noise=found.usual_deviation(), tried=tried(found),
+        round_noise=found.round_noise(), tried=tried(found),
     )  # fmt: skip
 
 
@@ -102,9 +103,10 @@ def test_the_table_has_the_fastest_first_and_says_why_the_others_are_not_it(repo
         "| to the default |  |"
     )
     assert rows[2:] == [
-        "| fast | 0.004 | 400 | 130.0 | 130.0 | 1.300 ± 0.013 | **chosen**, frontier |",
+        "| fast | 0.004 | 400 | 130.0 | 130.0 | 1.300 ± 0.061 | **chosen**, frontier |",
         "| cpu | 0.008 | 500 | 100.0 | 100.0 | 1 |  |",
         "| far | 0.2 |  |  |  |  | KL 0.2 is beyond 0.01 |",
+        "| broken |  |  |  |  |  | expected int / null |",
     ]
     assert marks(report) == [
         ("fast (400 MiB)", pytest.approx(1.3), 0.004, "chosen"),
@@ -118,7 +120,7 @@ def test_the_evidence_is_toml_with_machine_versions_command_and_figures(report: 
     assert found["machine"] == "A CPU, 2 of 4 CPUs with avx2, 8 GiB, Linux 6 x86_64"
     assert found["command"] == "llorch tune a.gguf"
     assert found["software"] == ["llorch 0.1.0"]
-    assert found["recipes_tried"] == 3
+    assert found["recipes_tried"] == 4
     assert found["chosen"]["recipe"] == "fast"
     assert found["chosen"]["speed_to_default"] == pytest.approx(1.3)
     assert found["default"]["tokens_per_s"] == {"prefill, 1 stream": 100.0, "decode, 1 stream": 100.0}

@@ -15,7 +15,16 @@ from llorch_export.tune.candidates import Candidate
 from llorch_export.tune.choice import Standings
 from llorch_export.tune.journal import Journal, JournaledMeasurer
 from llorch_export.tune.search import Limits, Search
-from llorch_export.tune.standing import Bounds, Judgement, Lap, Score, Standing, deviation, score
+from llorch_export.tune.standing import (
+    Bounds,
+    Judgement,
+    Lap,
+    Score,
+    Standing,
+    deviation,
+    score,
+    usual_deviation,
+)
 from llorch_serve.errors import ResourceError
 from support.builders.bench_reports import fidelity
 
@@ -217,13 +226,17 @@ def test_when_the_time_is_up_no_further_race_begins() -> None:
 class TestNoise:
     def test_rounds_that_agree_by_chance_are_trusted_no_more_than_all_rounds_deserve(self) -> None:
         assert score([0.1, 0.1], usual=0.2).error == pytest.approx(0.2 / math.sqrt(2))
-        assert score([0.1, 0.1], usual=None).margin(2) == 0.01
-        assert score([0.1], usual=None).error == math.inf
+        assert score([0.1, 0.1], usual=0.0).margin(2) == 0.01
+
+    def test_a_few_rounds_that_agree_do_not_make_a_quiet_machine(self) -> None:
+        assert usual_deviation([]) == 0.05
+        assert 0.03 < usual_deviation([[0.1, 0.1]]) < 0.05
+        assert usual_deviation([[0.0, 0.01] * 50]) == pytest.approx(0.0087, abs=1e-4)
 
     def test_the_error_shrinks_with_rounds_and_one_burst_does_not_move_the_middle(self) -> None:
         few, many = score([0.0, 0.1] * 2, usual=0.05), score([0.0, 0.1] * 8, usual=0.05)
         assert few.error > 1.9 * many.error
-        assert score([0.1, 0.1, 0.1, 3.0, 0.1], usual=None).value == 0.1
+        assert score([0.1, 0.1, 0.1, 3.0, 0.1], usual=0.0).value == 0.1
 
     def test_the_error_of_a_median_is_what_draws_show(self) -> None:
         draws = random.Random(0)

@@ -53,7 +53,10 @@ def parse_stages(text: str | None) -> StageChoice | None:
 def check_stages(choice: StageChoice, layers: int) -> None:
     """Raise UsageError if a model of so many layers cannot be cut so."""
     if choice.count > layers:
-        raise UsageError(f"--stages is {choice}; this model has {layers} layers, and each stage at least one")
+        raise UsageError(
+            f"--stages is {choice}; expected at most {layers}, as many as this model has layers: each stage "
+            "has at least one"
+        )
     bounds = (0, *(choice.cuts or ()), layers)
     if choice.cuts is not None and any(a >= b for a, b in pairwise(bounds)):
         raise UsageError(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from llorch_export.inspect.widening import Widening
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KV_BYTES, Manifest, TensorSpec, cache_names
 from llorch_serve.artifact.stages import stage_manifest
@@ -120,6 +119,8 @@ def _sizes(model: onnx.ModelProto, manifest: Manifest, tokens: int) -> Iterator[
     """Give the bytes of each value that depends on a call's inputs, of one sequence and one row of logits."""
     from onnx import TensorProto
     from onnx.helper import tensor_dtype_to_np_dtype
+
+    from llorch_export.inspect.widening import Widening
 
     graph, widening, cache = model.graph, Widening(model), cache_names(manifest.kv)
     chosen = {"tokens": tokens, "positions": tokens, "capacity": manifest.context_length}

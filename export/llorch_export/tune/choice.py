@@ -17,6 +17,7 @@ from llorch_export.tune.standing import (
     Standing,
     deviation,
     score,
+    usual_deviation,
 )
 
 _SLOWER: Final = 2.0
@@ -55,15 +56,20 @@ class Standings:
         """Return those whose speed is known."""
         return [one for one in self.all() if one.ratios or one is self.default]
 
-    def usual_deviation(self) -> float | None:
-        """Return how far a round is from the mean of its candidate's rounds, over all candidates."""
-        return deviation([one.ratios for one in self.all() if one is not self.default])
+    def round_noise(self) -> float | None:
+        """Return how far a round is from the mean of its candidate's rounds, over all candidates; None where
+        nothing has run twice.
+        """
+        return deviation(self._rounds())
+
+    def _rounds(self) -> list[list[float]]:
+        return [one.ratios for one in self.all() if one is not self.default]
 
     def score(self, standing: Standing) -> Score:
         """Return a candidate's speed beside the default's. It must have run."""
         if standing is self.default:
             return DEFAULT_SCORE
-        return score(standing.ratios, self.usual_deviation())
+        return score(standing.ratios, usual_deviation(self._rounds()))
 
     def trust(self) -> float:
         """Return the standard errors by which a recipe must be faster than the default to take its place.

@@ -100,8 +100,7 @@ def _tried(standing: Standing, found: Standings, *, on_it: bool) -> Tried:
 def _margin(standing: Standing, found: Standings) -> float | None:
     if not standing.ratios or standing is found.default:
         return None
-    margin = found.score(standing).margin(found.trust())
-    return None if math.isinf(margin) else math.expm1(margin)
+    return math.expm1(found.score(standing).margin(found.trust()))
 
 
 def table(report: TuneReport) -> str:
@@ -166,7 +165,7 @@ def _figures(one: Tried) -> dict[str, object]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -21,6 +21,12 @@ from llorch_serve.bench.schema import FidelityResult
 _OF_MEDIANS: Final = math.sqrt(math.pi / 2)
 """Standard error of a median of many over that of their mean."""
 
+_EXPECTED: Final = 0.05
+"""Deviation of a round's ratio that is reckoned with before any was seen."""
+
+_EXPECTED_WEIGHT: Final = 2
+"""Rounds that this expectation is worth beside those that were seen."""
+
 LEAST_MARGIN: Final = 0.01
 """Part of a speed that is never told from noise: where things lie in memory costs as much, in every round of
 a process.
@@ -136,22 +142,34 @@ def deviation(groups: Iterable[Sequence[float]]) -> float | None:
     """Return the standard deviation of single rounds, of all groups' rounds about their own mean; None
     where no group has two.
     """
+    squares, freedom = _squares(groups)
+    return math.sqrt(squares / freedom) if freedom else None
+
+
+def usual_deviation(groups: Iterable[Sequence[float]]) -> float:
+    """Return the same, as it is to be reckoned with: while few rounds have been seen, they may agree by
+    chance, and the deviation is taken to be nearer to that of a busy machine.
+    """
+    squares, freedom = _squares(groups)
+    return math.sqrt((squares + _EXPECTED_WEIGHT * _EXPECTED**2) / (freedom + _EXPECTED_WEIGHT))
+
+
+def _squares(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Return the sum of squares about each group's own mean, and its degrees of freedom."""
     squares, freedom = 0.0, 0
     for group in groups:
         if len(group) > 1:
             middle = sum(group) / len(group)
             squares += sum((one - middle) ** 2 for one in group)
             freedom += len(group) - 1
-    return math.sqrt(squares / freedom) if freedom else None
+    return squares, freedom
 
 
-def score(ratios: Sequence[float], usual: float | None) -> Score:
+def score(ratios: Sequence[float], usual: float) -> Score:
     """Return the score of a candidate's rounds, of which there is at least one.
 
-    usual: the deviation of all candidates' rounds; a candidate's own counts where it is larger, so that a
-    few rounds that agree by chance are not trusted more than the machine deserves.
+    usual: the deviation of all candidates' rounds; a candidate's own counts where it is larger.
     """
-    own = deviation([ratios])
-    single = max((one for one in (own, usual) if one is not None), default=math.inf)
+    single = max(deviation([ratios]) or 0.0, usual)
     of_median = _OF_MEDIANS if len(ratios) > 2 else 1.0
     return Score(statistics.median(ratios), of_median * single / math.sqrt(len(ratios)))

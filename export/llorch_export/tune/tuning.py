@@ -134,7 +134,7 @@ class Tuning:
             memory_mib=wish.bounds.memory_mib,
             prefer=wish.prefer,
             seconds=time.monotonic() - self._started,
-            round_noise=found.usual_deviation(),
+            round_noise=found.round_noise(),
             tried=tried(found),
         )
 
@@ -253,7 +253,11 @@ def _name(checkpoint: Checkpoint, work: Scenarios, host: Host, given: ReferenceH
 
 def _check_recipe(wish: Wish) -> None:
     path = wish.recipe_path
-    if path is not None and path.exists() and not wish.force:
+    if path is None or not path.exists():
+        return
+    if not path.is_file():
+        raise UsageError(f"{path} is no file, and the recipe would go there; choose another --output")
+    if not wish.force:
         raise UsageError(f"{path} is there already, and the recipe would go there; replace it with --force")
 
 

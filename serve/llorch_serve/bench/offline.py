@@ -40,7 +40,6 @@ QUANTITIES: Final[dict[str, tuple[str, Better]]] = {
 busy each was, see :func:`quantity`.
 """
 
-_STAGE_BUSY: Final = "stage_{}_busy"
 
 _OF_WORK: Final[dict[Work, frozenset[str]]] = {
     "prefill": frozenset({"prefill_tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "joules_per_token"}),
@@ -140,15 +139,22 @@ class Offline:
         took = time.perf_counter() - began
         joules = self._meter.joules_since(before)
         _check_depth(test, records)
-        busy = zip(worked, self._stages(), strict=True)
-        shares = [100 * (after.busy_s - before_.busy_s) / took for before_, after in busy]
-        return _quantities(test, records, joules) | {
-            _STAGE_BUSY.format(number): share for number, share in enumerate(shares)
-        }
+        return _quantities(test, records, joules) | _of_stages(worked, self._stages(), took)
 
     def _request(self, first: int, length: int, max_tokens: int) -> GenerationRequest:
         ids = (first, *itertools.islice(itertools.cycle(self._ids), 1, length))
         return greedy_request(str(uuid.uuid4()), ids, max_tokens)
+
+
+def _of_stages(before: Sequence[StageTimes], after: Sequence[StageTimes], seconds: float) -> dict[str, float]:
+    """Return how much of some time each stage was in calls, and calls of all lanes waited for it, in
+    percent.
+    """
+    found = {}
+    for number, (first, last) in enumerate(zip(before, after, strict=True)):
+        found[f"stage_{number}_busy"] = 100 * (last.busy_s - first.busy_s) / seconds
+        found[f"stage_{number}_waiting"] = 100 * (last.waiting_s - first.waiting_s) / seconds
+    return found
 
 
 def _check_depth(test: OfflineTest, records: Sequence[StreamRecord]) -> None:
@@ -187,7 +193,7 @@ def quantity(name: str) -> tuple[str, Better | None]:
     """Return the unit of what a run gives, and its better direction where there is one."""
     if name in QUANTITIES:
         return QUANTITIES[name]
-    return ("%", None)  # of the run's time that a stage was in calls; the busiest is the bottleneck
+    return ("%", None)  # of the run's time, see :func:`_of_stages`
 
 
 def summarise(runs: Sequence[dict[str, float]]) -> dict[str, Figure]:

@@ -88,14 +88,16 @@ def columns(rows: Iterable[Row]) -> dict[str, Figure]:
     """Return every figure that some of the rows have, in the order of :data:`TITLES`, each with one that has
     it.
 
-    Details of loads are left out: only JSON, CSV and a terminal's blocks have them.
+    Details of loads, and how long calls waited for stages, are left out: only JSON, CSV and a terminal's
+    blocks have them.
     """
     found: dict[str, Figure] = {}
     for row in rows:
         for name, figure in row.figures.items():
             found.setdefault(name, figure)
     known = [name for name in TITLES if name in found]
-    others = [name for name in found if name not in TITLES and name not in DETAILS]
+    left_out = {*TITLES, *DETAILS, *(name for name in found if name.endswith("_waiting"))}
+    others = [name for name in found if name not in left_out]
     return {name: found[name] for name in (*known, *others)}
 
 

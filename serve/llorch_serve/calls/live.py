@@ -18,6 +18,7 @@ tokens takes the place of that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -123,7 +124,9 @@ class LiveCalls:
         now = self._loop.time()
         if urgent or now - self._hopped_at >= spacing:
             self._hopped_at = now
-            self._loop.call_soon_threadsafe(self._distribute)
+            # The loop may close at any moment. Raised here, its error would end the engine for everybody.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._distribute)
 
     def _distribute(self) -> None:
         """Give each call what has been kept for it. On the loop."""

@@ -49,15 +49,17 @@ class Slot:
 
     def computed_by_prefill(self) -> int:
         """Return how many leading positions prefill calls computed."""
-        return self.prefilled if self.sequence is None else self.sequence.cache.prefilled
+        owner = self.sequence
+        return self.prefilled if owner is None else owner.cache.prefilled
 
     def tokens_for(self, sequence: Sequence) -> list[int]:
         """Return the tokens in the slot that a sequence may start from."""
-        if self.sequence is None:
+        owner = self.sequence  # read once, since other threads look too while the engine's goes on
+        if owner is None:
             return self.tokens if self.cache_salt == sequence.ownership.cache_salt else []
-        if self.sequence.ownership.cache_salt != sequence.ownership.cache_salt:
+        if owner.ownership.cache_salt != sequence.ownership.cache_salt:
             return []
-        return self.sequence.token_ids[: self.sequence.cache.computed]
+        return owner.token_ids[: owner.cache.computed]
 
 
 class PrefixSearch:

@@ -21,6 +21,8 @@ _UNSETTLED: Final = {
 }
 """What is left out of a usage, by the part of it that it is in; a part that is left empty goes too."""
 
+_CACHED: Final = b'"cached_tokens"'
+
 _Fields = dict[str, msgspec.Raw]
 
 _split = msgspec.json.Decoder(_Fields).decode
@@ -39,6 +41,9 @@ def settled(body: bytes) -> tuple[bytes, Usage]:
             for choice in choices:
                 _drop_timings(choice)
             document["choices"] = _raw(choices)
+        if "data" in document and _CACHED in body:  # of scores; vectors may be millions of numbers
+            scores = _split_list(document["data"])
+            document["data"] = _raw([_without_cached(score) for score in scores])
     except NOT_JSON:
         return body, Usage()
     return msgspec.json.encode(document), usage
@@ -60,6 +65,10 @@ def _settle_usage(document: _Fields) -> Usage:
     document["usage"] = _raw(usage)
     prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
     return Usage(prompt, usage.get("completion_tokens", usage.get("output_tokens", 0)), cached)
+
+
+def _without_cached(score: _Fields) -> _Fields:
+    return {name: value for name, value in score.items() if name != "cached_tokens"}
 
 
 def _drop_timings(part: _Fields) -> None:

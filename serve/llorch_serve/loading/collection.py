@@ -11,14 +11,13 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect nothing inside. What is there afterwards is left out of later collections, which would go
-    through a tokenizer's vocabulary each time, until a worker that is closed ends that (``gc.unfreeze``).
+    """Collect nothing inside. Afterwards all is collected as ever: a model that is let go of is made of
+    cycles, so it must not be frozen.
     """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
-        gc.freeze()
     finally:
         if was_on:
             gc.enable()

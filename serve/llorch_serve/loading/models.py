@@ -79,7 +79,7 @@ def _open(
 ) -> ServedSession:
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
-            if config.share_weights and model.manifest.fixed_shapes is not None:
+            if config.share_weights and (model.manifest.fixed_shapes is not None or model.manifest.stages):
                 raise _not_shared(model.folder)
             return open_artifact(model, config, report)
         model = wrapped_model(model)

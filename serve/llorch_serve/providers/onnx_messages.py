@@ -9,16 +9,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
 _PACKAGE: Final = "llorch.onnx"
-_Field = descriptor_pb2.FieldDescriptorProto
 _KINDS: Final = {
-    "text": _Field.TYPE_STRING,
-    "bytes": _Field.TYPE_BYTES,
-    "float": _Field.TYPE_FLOAT,
-    "int": _Field.TYPE_INT64,
-    "number": _Field.TYPE_INT32,
+    "text": "TYPE_STRING",
+    "bytes": "TYPE_BYTES",
+    "float": "TYPE_FLOAT",
+    "int": "TYPE_INT64",
+    "number": "TYPE_INT32",
 }
 
 # Message -> field -> number, and a kind above or the message that it holds; a star: repeated.
@@ -60,6 +57,10 @@ _MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
 @functools.cache
 def model_class() -> Any:
     """Return the class of a whole model; the other messages are reached through its fields."""
+    # Imported here, as most commands read no graph themselves and the library takes long to import.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    field_type = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(
         name="llorch/onnx_messages.proto", package=_PACKAGE, syntax="proto2"
     )
@@ -70,8 +71,8 @@ def model_class() -> Any:
             message.field.add(
                 name=field,
                 number=number,
-                type=_KINDS.get(single, _Field.TYPE_MESSAGE),
-                label=_Field.LABEL_OPTIONAL if single == kind else _Field.LABEL_REPEATED,
+                type=getattr(field_type, _KINDS.get(single, "TYPE_MESSAGE")),
+                label=field_type.LABEL_OPTIONAL if single == kind else field_type.LABEL_REPEATED,
                 type_name=None if single in _KINDS else f".{_PACKAGE}.{single}",
             )
     pool = descriptor_pool.DescriptorPool()

@@ -60,7 +60,16 @@ class Binder:
 
         Raises ArtifactError if the graph is damaged, ProviderError if the provider does not run it.
         """
-        session = load_graph(path, recipe, self.runtime, self.threads, self.provider, plain=plain_attention)
+        try:
+            session = load_graph(
+                path, recipe, self.runtime, self.threads, self.provider, plain=plain_attention
+            )
+        except ArtifactError as error:
+            if self.folder == self.artifact.folder:
+                raise
+            raise ArtifactError(
+                f"{error} Its weights are shared: remove {self.folder}, or leave --share-weights out"
+            ) from error
         check_signature(self.artifact, path, session, kv_dtype)
         where = placement(
             session, self.provider.runtime_name, graph=path, allow_cpu_nodes=self.allow_cpu_nodes

@@ -32,18 +32,19 @@ class LogitsBuffer:
     """Logits [rows, vocabulary] of the last call, whichever graph made it; it grows with the rows that are
     asked for.
 
-    memory: float32 numbers that it begins with, where others read them; None: its own.
+    memory: float32 numbers that it is in while they suffice, since others read them there; None: its own.
     """
 
     def __init__(self, rows: int, vocab_size: int, memory: Logits | None = None) -> None:
         self.vocab_size = vocab_size
-        if memory is None:
-            self._array = np.empty((rows, vocab_size), np.float32)
-        else:
-            self._array = memory[: len(memory) // vocab_size * vocab_size].reshape(-1, vocab_size)
+        self._array = np.empty((rows if memory is None else 0, vocab_size), np.float32)
+        given = np.empty(0, np.float32) if memory is None else memory
+        self._given = given[: len(given) // vocab_size * vocab_size].reshape(-1, vocab_size)
 
     def at_least(self, rows: int) -> Logits:
         """Return the buffer, grown to at least ``rows``."""
+        if rows <= len(self._given):
+            return self._given
         if rows > len(self._array):
             self._array = np.empty((rows, self.vocab_size), np.float32)
         return self._array

@@ -28,6 +28,7 @@ from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import plan_memory, widening_notice
+from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.session import DecoderSession
 from llorch_serve.runtime.shared_weights import SharedGraphs, shared_graphs
@@ -120,8 +121,6 @@ def _where_graphs_lie(
 
 def _limited_rows(runtime: Any, provider: ActiveProvider, threads: int) -> tuple[int | None, str | None]:
     """Return the most rows of attention that a provider computes rightly, and a notice; None: any number."""
-    from llorch_serve.runtime.operator_check import attention_rows, too_many_rows  # loads protobuf: on demand
-
     rows = attention_rows(runtime, provider, threads)
     return rows, None if rows is None else f"{provider.runtime_name}: {too_many_rows(rows)}"
 

@@ -93,7 +93,8 @@ def command(
     ],
     huge_pages: HugePages = None,
     engine: Annotated[
-        EngineFlags, only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format")
+        EngineFlags,
+        only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format", "rank_format"),
     ],
     provider: ProviderFlags,
 ) -> None:

@@ -24,6 +24,7 @@ _TOLD: Final = (
     "kv_cache",
     "tool_format",
     "reasoning_format",
+    "rank_format",
     "served_names",
 )
 _TOLD_OF_SESSION: Final = ("max_context", "kv_dtype", "single_graph", "batch_invariant")

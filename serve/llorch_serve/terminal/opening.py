@@ -39,7 +39,7 @@ def open_worker(
 
     signed: what :func:`check_signed` returned; ArtifactError is raised if a file has changed since then.
     """
-    return _checked(load_worker(folder, config, report_load, tokenizer=tokenizer), signed)
+    return _checked(load_worker(folder, config, report_load, tokenizer=tokenizer, at_once=True), signed)
 
 
 def open_any(

@@ -7,7 +7,6 @@ what becomes of them then is in ``live_requests.py``.
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 from collections.abc import Iterator
 from typing import Final
@@ -41,7 +40,10 @@ from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.ranking import choose_ranking
 from llorch_serve.worker.served import ServedModel, ServedPipeline, ServedSession
 
-_ANSWER_S: Final = 10.0  # for the call that a lane has under way; what it answers is wanted by nobody
+_STUCK_S: Final = 30.0
+"""After which a stage whose call has not ended is ended, where the worker is to close. No call takes longer
+than one with a part of a prompt.
+"""
 
 
 class Worker(LoadedModel):
@@ -99,7 +101,7 @@ class Worker(LoadedModel):
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""
-        with self._stages_ended_late():
+        with self._patience():
             closed = self._requests.close()
         if closed:
             for engine in self._engines:
@@ -107,21 +109,20 @@ class Worker(LoadedModel):
             self._grammars.close()
             if self._pipeline is not None:
                 self._pipeline.close()
-            gc.unfreeze()  # the model is held in cycles, and what a load has made is left out of collections
 
     @contextlib.contextmanager
-    def _stages_ended_late(self) -> Iterator[None]:
-        """End stages that keep a lane waiting, as one whose process is stopped does: it would never end."""
+    def _patience(self) -> Iterator[None]:
+        """End stages that hold up what is done meanwhile: one that neither answers nor ends."""
         if self._pipeline is None:
             yield
             return
-        late = threading.Timer(_ANSWER_S, self._pipeline.close)
-        late.daemon = True
-        late.start()
+        last = threading.Timer(_STUCK_S, self._pipeline.close)
+        last.daemon = True
+        last.start()
         try:
             yield
         finally:
-            late.cancel()
+            last.cancel()
 
     def warm_up(self) -> None:
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages

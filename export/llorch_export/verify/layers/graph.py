@@ -64,21 +64,12 @@ class GraphRun:
 
 
 def read_graph(artifact: Artifact) -> onnx.ModelProto:
-    """Read the model file of an artifact of one graph, or of one stage, without its weights.
+    """Read the model file of an artifact of one graph, or of one stage, without its weights. What a stage
+    hands on, and the keys and values that it writes, get the names that they have in a graph of all layers.
 
     Raises ArtifactError if it is not an ONNX model.
     """
-    return read_model(artifact.prompt_graph_path)
-
-
-def read_model(path: Path) -> onnx.ModelProto:
-    """Read a model file as :func:`read_graph` does. What a stage hands on, and the keys and values that it
-    writes, have the names that they would have in a graph of all layers.
-    """
-    try:
-        model = onnx.load_model(path, load_external_data=False)
-    except (OSError, DecodeError) as error:
-        raise ArtifactError(f"{path} is not an ONNX model ({error}); export the model again") from error
+    model = read_model(artifact.prompt_graph_path)
     names = _own_names(model)
     for node in model.graph.node:
         for values in (node.input, node.output):
@@ -87,6 +78,14 @@ def read_model(path: Path) -> onnx.ModelProto:
     for output in model.graph.output:
         output.name = names.get(output.name, output.name)
     return model
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """Read a model file as it is, without its weights. Raises ArtifactError if it is not an ONNX model."""
+    try:
+        return onnx.load_model(path, load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise ArtifactError(f"{path} is not an ONNX model ({error}); export the model again") from error
 
 
 _HANDED_ON = re.compile(r"(residual|delta|hidden)\.\d+")

@@ -1,7 +1,7 @@
 """Files and batches as a part of the HTTP front, which they live and end with.
 
 Input: the settings, None where a worker keeps none, and the routes that answer lines. Output: what answers
-the paths of files and batches, and answers in the files of whoever asks.
+the paths of files and batches, and batches that run.
 """
 
 from __future__ import annotations

@@ -82,10 +82,8 @@ def answers_of(body: bytes) -> int:
         prompts = 1
         if memoryview(found.prompt)[:1].tobytes() == b"[":
             several = _decode_list(found.prompt)
-            if several and memoryview(several[0])[:1].tobytes() in (
-                b"[",
-                b'"',
-            ):  # else it is one, as token ids
+            first = memoryview(several[0])[:1].tobytes() if several else b""
+            if first in (b"[", b'"'):  # else it is one, as token ids
                 prompts = len(several)
     except NOT_JSON:
         return 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
 import threading
@@ -31,6 +32,8 @@ LOOK_S: Final = 1.0
 RETRY_S: Final = 60.0
 """After which a batch is tried again that the disk, or want of a worker, has broken off."""
 
+_PASSING: Final = (OSError, ResourceError, BatchStoppedError)
+"""Errors that another try may mend."""
 _ENDED_FROM: Final = frozenset({Status.IN_PROGRESS, Status.FINALIZING})
 _CANCELLED_FROM: Final = frozenset({Status.CANCELLING, Status.FINALIZING})
 
@@ -120,7 +123,10 @@ class BatchRunner:
             self._changed.clear()
             live = await self._blocking(self._store.live_batches)
             for batch in live:
-                self._attend(batch)
+                if self._store.is_current(batch):
+                    self._attend(batch)
+                else:  # it has gone on since it was looked for
+                    self.look()
             # Python 3.11's wait_for forgets that it is cancelled where what it waits for comes just then.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S if live else None):
@@ -133,49 +139,46 @@ class BatchRunner:
                 self._cancelled.add(batch.id)
                 task.cancel()
             return
-        work: Coroutine[Any, Any, None]
+        work: Callable[[], Coroutine[Any, Any, None]]
         match batch.status:
             case Status.VALIDATING:
-                work = self._check(batch)
+                work = functools.partial(self._check, batch)
             case Status.CANCELLING:
-                work = self._end(batch, Status.CANCELLED)
+                work = functools.partial(self._end, batch, Status.CANCELLED)
             case Status.FINALIZING:
-                work = self._end(batch, batch.end or Status.COMPLETED, batch.faults)
+                end = batch.end or Status.COMPLETED
+                work = functools.partial(self._end, batch, end, batch.faults)
             case _ if batch.expires_at <= self._store.now():
-                work = self._end(batch, Status.EXPIRED)
+                work = functools.partial(self._end, batch, Status.EXPIRED)
             case _ if batch.owner in self._owners.values() or len(self._owners) >= MOST_RUNNING:
                 return
             case _:
                 self._owners[batch.id] = batch.owner
-                work = self._run(batch)
-        self._tasks[batch.id] = asyncio.ensure_future(self._guarded(batch, work))
+                work = functools.partial(self._run, batch)
+        task = self._tasks[batch.id] = asyncio.ensure_future(self._attempt(batch, work))
+        task.add_done_callback(lambda _: self._leave(batch))
 
-    async def _guarded(self, batch: BatchRecord, work: Coroutine[Any, Any, None]) -> None:
-        """Do what a batch needs next. What another try may mend is tried again; the rest fails the batch."""
+    def _leave(self, batch: BatchRecord) -> None:
+        """Forget what was done for a batch, and look what it needs next."""
+        for kept in (self._tasks, self._owners):
+            kept.pop(batch.id, None)
+        self._cancelled.discard(batch.id)
+        self.look()
+
+    async def _attempt(self, batch: BatchRecord, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do what a batch needs next. What another try may mend is tried again; a bug fails the batch."""
         try:
-            await self._attempt(batch, work)
-        except (OSError, ResourceError, BatchStoppedError) as error:
+            try:
+                await work()
+            except _PASSING:
+                raise
+            except Exception as error:  # noqa: BLE001 - a bug ends one batch, and is logged
+                await self._fail(batch, _logged(batch, error))
+        except _PASSING as error:
             # The last kind quotes a refusal, which may quote the request.
             found = "no worker answers" if isinstance(error, BatchStoppedError) else error
             logger.error("%s cannot go on, and is tried again in %g s: %s", batch.id, RETRY_S, found)
             await asyncio.sleep(RETRY_S)
-        finally:
-            for kept in (self._tasks, self._owners):
-                kept.pop(batch.id, None)
-            self._cancelled.discard(batch.id)
-            self.look()
-
-    async def _attempt(self, batch: BatchRecord, work: Coroutine[Any, Any, None]) -> None:
-        """Do what a batch needs next; a bug ends it."""
-        try:
-            await work
-        except (OSError, ResourceError, BatchStoppedError):
-            raise
-        except Exception as error:
-            error_id = secrets.token_hex(4)
-            logger.error("%s failed, error id %s", batch.id, error_id, exc_info=error)
-            message = f"internal error; the worker's log says more under error id {error_id}"
-            await self._fail(batch, Fault("internal_error", message))
 
     async def _check(self, batch: BatchRecord) -> None:
         """Bring a batch from validating to in progress, or to failed."""
@@ -211,6 +214,10 @@ class BatchRunner:
             end = Status.EXPIRED
         except BatchFaultError as error:
             end, faults = Status.FAILED, error.faults
+        except _PASSING:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug ends one batch, and is logged
+            end, faults = Status.FAILED, (_logged(batch, error),)
         await self._end(batch, end, faults)
 
     async def _run_within_room(self, batch: BatchRecord) -> None:
@@ -255,3 +262,10 @@ class BatchRunner:
 
         await self._blocking(finish)
         self._progress.pop(batch.id, None)
+
+
+def _logged(batch: BatchRecord, error: Exception) -> Fault:
+    """Log a bug, and return what the owner of a batch is told of it."""
+    error_id = secrets.token_hex(4)
+    logger.error("%s failed, error id %s", batch.id, error_id, exc_info=error)
+    return Fault("internal_error", f"internal error; the worker's log says more under error id {error_id}")

@@ -214,6 +214,10 @@ class Store:
         with self._lock:
             return self._live()
 
+    def is_current(self, batch: BatchRecord) -> bool:
+        """Tell whether a batch is still as it was found. Does not block."""
+        return self._batches.get(batch.id) is batch
+
     def move(self, batch_id: str, status: Status, begun: frozenset[Status], **changes: Any) -> BatchRecord:
         """Bring a batch into another status, unless its own is not one of ``begun`` any more; return it as it
         is then. Raises OSError if the disk does not take it.
