@@ -169,6 +169,26 @@ def test_every_weight_is_written_once(exported: Artifact, tmp_path: Path) -> Non
     assert not any(name.startswith("model.embed_tokens") for name in names)
 
 
+def crossing(manifest: dict[str, Any], only: str | None = None, **said: Any) -> None:
+    """Say something else of what crosses the cut, on both sides. only: of the tensor with this name."""
+    first, last = manifest["stages"]
+    for spec in (*first["outputs"], *last["inputs"]):
+        if len(spec["shape"]) == 3 and only in (None, spec["name"]):
+            spec.update(said)
+    last["takes"] = [said.get("name", name) if name == only else name for name in last["takes"]]
+
+
+def nothing_crosses(manifest: dict[str, Any]) -> None:
+    first, last = manifest["stages"]
+    taken = last.pop("takes")
+    first["outputs"] = [spec for spec in first["outputs"] if spec["name"] not in taken]
+
+
+def twice(manifest: dict[str, Any], field: str) -> None:
+    first, last = manifest["stages"]
+    last[field] = first[field]
+
+
 EDITS: dict[str, tuple[Edit, str]] = {
     "one stage": (lambda m: m["stages"].pop(), "stages"),
     "no stages": (lambda m: m["stages"].clear(), "stages"),
@@ -200,6 +220,19 @@ EDITS: dict[str, tuple[Edit, str]] = {
             inputs=[s for s in m["stages"][0]["inputs"] if ".1.key" not in s["name"]]
         ),
         "past_key_values.1.key",
+    ),
+    "a width without a number": (lambda m: crossing(m, shape=["batch", "tokens", "x"]), "crosses"),
+    "two widths": (lambda m: crossing(m, "delta.2", shape=["batch", "tokens", "x"]), "crosses"),
+    "no rows": (lambda m: crossing(m, shape=[]), "crosses"),
+    "another type on both sides": (lambda m: crossing(m, dtype="int64"), "crosses"),
+    "nothing crosses": (lambda m: nothing_crosses(m), "crosses"),
+    "logits cross": (lambda m: crossing(m, "delta.2", name="logits"), "crosses"),
+    "a stage's graph twice": (lambda m: twice(m, "graph"), "stage 1 has stage0.onnx"),
+    "a stage's weights twice": (lambda m: twice(m, "data"), "stage 1 has stage0.onnx.data"),
+    "a stage's scales twice": (lambda m: twice(m, "scales"), "stage 1 has stage0_kv_scales.bin"),
+    "another stage's weights as shared": (
+        lambda m: m["stages"][1].update(shared_data=["stage0.onnx.data"]),
+        "stage 1 has stage0.onnx.data",
     ),
     "no logits": (
         lambda m: next(s for s in m["stages"][1]["outputs"] if s["name"] == "logits").update(name="odds"),
