@@ -22,11 +22,12 @@ from support.harness.processes import with_scripts
 NODES = 3
 STORE_BYTES = 80 * 2**20
 _REPLICA = "ray::ServeReplica"
+_STAGE = "ray::StageActor"
 
 
 @dataclass(frozen=True)
 class RayNodes:
-    """Nodes of one logical core each. address: the head's, HOST:PORT. token: what a process shows that joins.
+    """Nodes. address: the head's, HOST:PORT. token: what a process shows that joins.
 
     others: the process that is each node but the head's, by which it is lost.
     """
@@ -38,8 +39,19 @@ class RayNodes:
 
     def replicas_of(self, node: int) -> list[psutil.Process]:
         """Return the processes of replicas on a node."""
-        children = psutil.Process(node).children(recursive=True)
-        return [one for one in children if _title(one).startswith(_REPLICA)]
+        return _titled(node, _REPLICA)
+
+    def replicas(self) -> list[psutil.Process]:
+        """Return the processes of replicas on all nodes."""
+        return _titled(self.process.pid, _REPLICA)
+
+    def stages_of(self, node: int) -> list[psutil.Process]:
+        """Return the processes of stages on a node."""
+        return _titled(node, _STAGE)
+
+    def stages(self) -> list[psutil.Process]:
+        """Return the processes of stages on all nodes."""
+        return _titled(self.process.pid, _STAGE)
 
     def lose(self, node: int) -> None:
         """Kill all processes of a node, which says nothing to anybody."""
@@ -51,13 +63,15 @@ class RayNodes:
 
 
 @contextlib.contextmanager
-def ray_nodes() -> Iterator[RayNodes]:
-    """Start three nodes, of which the first is the head; end what is left of them afterwards."""
+def ray_nodes(cores: int = 1) -> Iterator[RayNodes]:
+    """Start three nodes of so many logical cores, of which the first is the head; end what is left of them
+    afterwards.
+    """
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
     inherited = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
     with subprocess.Popen(
-        [sys.executable, "-m", "support.ray_nodes"],
+        [sys.executable, "-m", "support.ray_nodes", str(cores)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -79,6 +93,11 @@ def ray_nodes() -> Iterator[RayNodes]:
     assert left == []
 
 
+def _titled(above: int, begins: str) -> list[psutil.Process]:
+    children = psutil.Process(above).children(recursive=True)
+    return [one for one in children if _title(one).startswith(begins)]
+
+
 def _title(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline())
@@ -89,7 +108,7 @@ def main() -> None:
     """Run the nodes until stdin ends."""
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    node = {"num_cpus": int(sys.argv[1]), "object_store_memory": STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     others = {_raylet(one): one for one in [cluster.add_node(**node) for _ in range(NODES - 1)]}
     sys.stdout.write(json.dumps({"address": cluster.address, "others": list(others)}) + "\n")

@@ -10,8 +10,7 @@ import pytest
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.artifact.lock import exclusive
 from llorch_serve.cluster import place
-from llorch_serve.cluster.actor import check_version
-from llorch_serve.cluster.place import find_folder
+from llorch_serve.cluster.place import check_version, find_folder
 from llorch_serve.cluster.settings import ReplicaSettings
 from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.hub.reference import Reference

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -79,11 +79,16 @@ def is_artifact(path: Path) -> bool:
 
 
 def load_artifact(
-    folder: Path, *, progress: Callable[[int], None] | None = None, verify_hashes: bool = False
+    folder: Path,
+    *,
+    progress: Callable[[int], None] | None = None,
+    verify_hashes: bool = False,
+    needed: Callable[[Manifest], Iterable[FileEntry]] = lambda manifest: manifest.files,
 ) -> Artifact:
     """Read and check an artifact.
 
     verify_hashes: also read every file and compare its SHA-256; ``progress`` is told the bytes read.
+    needed: returns the files that must be there; those that it leaves out are not looked at.
     Raises ArtifactError if the folder holds no artifact, or one that is damaged, incomplete or unsafe.
     """
     path = folder / MANIFEST_NAME
@@ -108,10 +113,11 @@ def load_artifact(
     required = {manifest.graph, manifest.tokenizer} | optional
     for name in sorted(str(r) for r in required if r not in listed):
         raise ArtifactError(f"{path} names {name} but does not list it under files; export the model again")
-    for entry in manifest.files:
+    entries = tuple(needed(manifest))
+    for entry in entries:
         _check_file(folder, entry)
     if verify_hashes:
-        for entry in manifest.files:
+        for entry in entries:
             _check_hash(folder, entry, progress)
     return Artifact(folder=folder, manifest=manifest)
 

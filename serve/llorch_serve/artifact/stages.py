@@ -6,9 +6,11 @@ graphs, its inputs and outputs, the KV cache of its layers, and the files that i
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
-from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.artifact.manifest import (
     PLAIN_SCHEMA_VERSION,
     FileEntry,
@@ -17,6 +19,26 @@ from llorch_serve.artifact.manifest import (
     PromptGraph,
     Stage,
 )
+from llorch_serve.errors import ArtifactError
+
+
+def load_stage(folder: Path, number: int) -> Artifact:
+    """Read an artifact of which one stage is to run here: the files of the others need not be there.
+
+    Raises as :func:`llorch_serve.artifact.folder.load_artifact` does, and ArtifactError where there is no
+    such stage.
+    """
+
+    def needed(manifest: Manifest) -> tuple[FileEntry, ...]:
+        stages = manifest.stages or ()
+        if number >= len(stages):
+            raise ArtifactError(
+                f"{folder} holds {len(stages) or 'no'} stages, and stage {number} was asked for; bring the "
+                "artifact here that the others have"
+            )
+        return stage_files(manifest, stages[number])
+
+    return load_artifact(folder, needed=needed)
 
 
 def stage_artifacts(artifact: Artifact) -> tuple[Artifact, ...]:

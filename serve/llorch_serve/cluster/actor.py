@@ -8,16 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.cluster.cores import pin_process
 from llorch_serve.cluster.interfaces import Description
-from llorch_serve.cluster.place import find_folder
+from llorch_serve.cluster.place import check_version, find_folder
 from llorch_serve.cluster.replica import ServedReplica
 from llorch_serve.cluster.settings import ReplicaSettings, read_settings
-from llorch_serve.cluster.spec import llorch_version
-from llorch_serve.errors import UsageError
+from llorch_serve.cluster.stage_host import start_stages
 from llorch_serve.loading.worker import AnyWorker, load_any, notes
 from llorch_serve.runtime.opening import LoadReport
 
@@ -73,15 +73,6 @@ class ReplicaActor(ServedReplica):
             self.close()
 
 
-def check_version(settings: ReplicaSettings) -> None:
-    """Raise UsageError where this node's llorch is another one than that which deployed."""
-    if settings.version != llorch_version():
-        raise UsageError(
-            f"this node has llorch {llorch_version()}, and {settings.model} was deployed by "
-            f"{settings.version}; install the same version on every node"
-        )
-
-
 def _open(wanted: ReplicaSettings) -> AnyWorker:
     """Return the worker of a replica, warmed up."""
     check_version(wanted)
@@ -89,7 +80,8 @@ def _open(wanted: ReplicaSettings) -> AnyWorker:
         logger.warning("too few cores are free to take %d alone; threads run anywhere", wanted.cores)
     session = wanted.engine.session
     engine = replace(wanted.engine, session=replace(session, threads=session.threads or wanted.cores))
-    worker = load_any(find_folder(wanted), engine, _report)
+    elsewhere = None if wanted.stages is None else partial(start_stages, wanted)
+    worker = load_any(find_folder(wanted), engine, _report, elsewhere=elsewhere)
     try:
         for note in notes(worker):
             logger.warning("%s", note)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from llorch_serve.cluster.ray_internals import applications, begin_delete, versioned
-from llorch_serve.cluster.settings import ReplicaSettings, read_settings
+from llorch_serve.cluster.ray_internals import applications, begin_delete, nodes_of_bundles, versioned
+from llorch_serve.cluster.settings import ReplicaSettings, StageShare, read_settings
 from llorch_serve.cluster.spec import ModelSpec, ReplicaRange
 from llorch_serve.errors import UsageError, WorkerError
 
@@ -30,6 +30,11 @@ _PREFIX: Final = "llorch-"
 _ROUTING: Final[dict[str, Any]] = {"request_router_class": "llorch_serve.cluster.router.PrefixRouter"}
 _POLL_S: Final = 0.5
 _LEAST_LOOK_BACK_S: Final = 10.5  # more than its interval between two looks, or Ray warns
+_HEALTH_S: Final = 1.0
+"""Between two questions after a replica's health. Three bad answers end it, as it has ended by then where a
+stage of it has.
+"""
+
 _RUNNING: Final = "RUNNING"
 _FAILED: Final = "DEPLOY_FAILED"
 _ERROR: Final = re.compile(
@@ -39,11 +44,15 @@ _ERROR: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica. name, state: Ray's, as STARTING, RUNNING or STOPPING. node: its node's address."""
+    """One replica. name, state: Ray's, as STARTING, RUNNING or STOPPING. node: its node's address.
+
+    stages: the address of each stage's node, where stages are on nodes of their own.
+    """
 
     name: str
     node: str
     state: str
+    stages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,9 @@ def await_running(
 
 def statuses() -> list[ModelStatus]:
     """Return how every model of the cluster is, by name."""
-    found = [_status(one) for name, one in applications().items() if name.startswith(_PREFIX)]
+    ours = [one for name, one in applications().items() if name.startswith(_PREFIX)]
+    placed = nodes_of_bundles() if ours else {}
+    found = [_status(one, placed) for one in ours]
     return sorted((status for status in found if status is not None), key=lambda status: status.name)
 
 
@@ -202,9 +213,28 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
         logging_config={"enable_access_log": False},
         request_router_config=RequestRouterConfig(**_ROUTING),
         **scaled,
+        **_spread(options, model.settings.stages),
     )(actor)
     bound = versioned(deployment, model.settings.digest).bind(raw)
     return RunTarget(bound, application_of(model.name), route_prefix=None)
+
+
+def _spread(options: Mapping[str, Any], stages: StageShare | None) -> dict[str, Any]:
+    """Return what has Ray keep room on nodes for the stages of each replica, which is beside its first stage.
+
+    options: what the replica's own process takes.
+    """
+    if stages is None:
+        return {}
+    own = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options.get("memory", 0)}
+    each = {"CPU": stages.cores, "GPU": stages.gpus, "memory": stages.memory_bytes or 0}
+    first = {name: own[name] + each[name] for name in own} | options.get("resources", {})
+    bundles = [first] + [each] * (stages.count - 1)
+    return {
+        "placement_group_bundles": [{name: n for name, n in one.items() if n} for one in bundles],
+        "placement_group_strategy": "SPREAD",
+        "health_check_period_s": _HEALTH_S,
+    }
 
 
 def _autoscaling(model: ModelSpec, slots: int) -> dict[str, Any]:
@@ -231,8 +261,11 @@ def _runs(model: str) -> bool:
     return application.status.value != "DELETING" or any(replica.pid is not None for replica in replicas)
 
 
-def _status(application: ApplicationDetails) -> ModelStatus | None:
-    """Return how a model is; None for an application that is not known whole, or is no model of llorch's."""
+def _status(application: ApplicationDetails, placed: Mapping[str, Sequence[str]]) -> ModelStatus | None:
+    """Return how a model is; None for an application that is not known whole, or is no model of llorch's.
+
+    placed: the nodes of each replica's stages, by the name of its actor.
+    """
     deployment = application.deployments.get(DEPLOYMENT)
     if deployment is None:
         return None
@@ -252,7 +285,13 @@ def _status(application: ApplicationDetails) -> ModelStatus | None:
         bounds,
         deployment.target_num_replicas,
         tuple(
-            ReplicaStatus(one.replica_id, one.node_ip or "", one.state.value) for one in deployment.replicas
+            ReplicaStatus(
+                one.replica_id,
+                one.node_ip or "",
+                one.state.value,
+                tuple(placed.get(one.actor_name or "", ())),
+            )
+            for one in deployment.replicas
         ),
     )
 

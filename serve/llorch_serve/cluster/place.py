@@ -1,5 +1,5 @@
 """Where a node has a replica's artifact: in the folder that was named, or fetched from a hub, once for all
-replicas there. Whatever is there is the artifact that was deployed, or none.
+replicas there. Whatever is there is the artifact that was deployed, or none, and so is its llorch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Final
 
 from llorch_serve.artifact.folder import Artifact, is_artifact
 from llorch_serve.artifact.lock import BeingWrittenError
+from llorch_serve.artifact.stages import load_stage
 from llorch_serve.cluster.settings import ReplicaSettings
-from llorch_serve.errors import ArtifactError
+from llorch_serve.cluster.spec import llorch_version
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.files.cache import cache_folder
 from llorch_serve.hub.reference import Reference, parse_reference
 from llorch_serve.loading.models import load_model
@@ -26,10 +28,20 @@ logger = logging.getLogger(__name__)
 Pull = Callable[[Reference, Path], Artifact]
 
 
-def find_folder(settings: ReplicaSettings, *, pull: Pull | None = None) -> Path:
+def check_version(settings: ReplicaSettings) -> None:
+    """Raise UsageError where this node's llorch is another one than that which deployed."""
+    if settings.version != llorch_version():
+        raise UsageError(
+            f"this node has llorch {llorch_version()}, and {settings.model} was deployed by "
+            f"{settings.version}; install the same version on every node"
+        )
+
+
+def find_folder(settings: ReplicaSettings, *, stage: int | None = None, pull: Pull | None = None) -> Path:
     """Return the folder of a replica's artifact on this machine.
 
-    pull: fetches an artifact; None: of the hub itself.
+    stage: the only one that runs here, whose files alone need to be there. pull: fetches an artifact; None:
+        of the hub itself.
     Raises ArtifactError where there is none, or another one, and HubError where it cannot be fetched.
     """
     folder = Path(settings.artifact)
@@ -38,7 +50,8 @@ def find_folder(settings: ReplicaSettings, *, pull: Pull | None = None) -> Path:
         assert reference is not None, "checked as the cluster's file was read"
         folder = cache_folder() / "cluster" / f"{settings.model}-{settings.fingerprint[:16]}"
         _fetch(reference, folder, pull or _pull)
-    found = load_model(folder).manifest.fingerprint
+    here = load_model(folder) if stage is None else load_stage(folder, stage)
+    found = here.manifest.fingerprint
     if found != settings.fingerprint:
         raise ArtifactError(
             f"{folder} on this node has the fingerprint {found}, and {settings.fingerprint} was deployed; "

@@ -35,6 +35,52 @@ def versioned(deployment: Any, version: str) -> Any:
     return deployment.options(version=version, _internal=True)
 
 
+def start_in_bundle(
+    kind: type, arguments: tuple[object, ...], bundle: int, *, memory: int | None, **options: object
+) -> Any:
+    """Return a handle of an actor in a bundle of the placement group that Serve made for this replica.
+
+    Ray ends the actor with the replica, and starts it but once. memory: in bytes; None: not counted.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = ray.util.get_current_placement_group()
+    assert group is not None, "deployed with bundles for stages"
+    counted = {} if memory is None else {"memory": memory}
+    made: Any = ray.remote(kind).options(
+        max_restarts=0,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
+        **options,
+        **counted,
+    )
+    return made.remote(*arguments)
+
+
+def end_actor(actor: Any) -> None:
+    """End an actor of this process, and what it is asked now, at once."""
+    import ray
+
+    ray.kill(actor)
+
+
+def nodes_of_bundles() -> dict[str, list[str]]:
+    """Return the address of the node of each bundle, empty where it has none yet, of every placement group,
+    by name. Serve gives a replica's the name of the replica's actor.
+    """
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
+    return {
+        group["name"]: [
+            addresses.get(node, "") for _, node in sorted(group["bundles_to_node_id"].items(), key=_bundle)
+        ]
+        for group in ray.util.placement_group_table().values()
+        if group["state"] != "REMOVED"
+    }
+
+
 def own_handle(deployment: str, application: str) -> Any:
     """Return a handle that shares no router with others. Serve keeps one for a deployment, whose router lets
     a few requests wait at the head for all: those of a model that is gone would hold up those of the one that
@@ -61,3 +107,7 @@ async def ask_all(handle: Any, method: str, arguments: tuple[object, ...], timeo
     each_in_time = (asyncio.wait_for(answer.get_async(), timeout_s) for answer in answers)
     found = await asyncio.gather(*each_in_time, return_exceptions=True)
     return [each for each in found if not isinstance(each, BaseException)]
+
+
+def _bundle(placed: tuple[object, object]) -> int:
+    return int(str(placed[0]))

@@ -15,6 +15,19 @@ import msgspec
 from llorch_serve.config import EngineConfig
 
 
+class StageShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What each stage takes of a node, where the stages of a model run on several.
+
+    count: of stages. cores: that its graph runs on alone. gpus, memory_bytes: of the node; less than one GPU
+        shares it, and memory that is None is not counted.
+    """
+
+    count: int
+    cores: int
+    gpus: float = 0.0
+    memory_bytes: int | None = None
+
+
 class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a replica of one model runs.
 
@@ -22,8 +35,10 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
         a hub, as ``org/name@COMMIT``.
     fingerprint: of the artifact's manifest; a replica or a front that finds another one refuses to start.
     version: of the llorch that deployed it, so that another version starts new replicas.
-    cores: processor cores of each replica alone; its engine runs as many threads.
+    cores: processor cores of each replica alone; its engine runs as many threads, where it has no stages
+        elsewhere.
     otlp_endpoint: where each replica sends spans of its requests; None: nowhere.
+    stages: each on a node; None: the replica's process runs the model.
     """
 
     model: str
@@ -33,6 +48,7 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     engine: EngineConfig = EngineConfig()
     otlp_endpoint: str | None = None
+    stages: StageShare | None = None
 
     def encode(self) -> bytes:
         """Return the settings as JSON."""

@@ -27,6 +27,7 @@ from llorch_serve.cluster.spec import (
     llorch_version,
     read_replicas,
 )
+from llorch_serve.cluster.stage_table import read_stages
 from llorch_serve.cluster.tables import Problems
 from llorch_serve.config import CacheSharing, EngineConfig, SessionConfig, read_names, read_size
 from llorch_serve.errors import LlorchError, UsageError
@@ -36,6 +37,7 @@ from llorch_serve.providers.options import read_options
 from llorch_serve.providers.table import Provider, find_provider
 
 _CORES_BESIDE_GPU: Final = 2  # one launches kernels, one reads and writes requests
+_CORES_BESIDE_STAGES: Final = 1  # which sample, and read and write requests
 _MAX_BYTES: Final = 2**20
 _MAX_MODELS: Final = 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
@@ -50,7 +52,7 @@ _SPLITTING: Final = (
 )
 _WHOLE_MODEL: Final = (
     "each replica holds a whole model, on one device (docs/cluster-arithmetic.md says why); give replicas "
-    "instead"
+    "instead, or export the model with --stages N and give stages"
 )
 _SECONDS: Final = msgspec.Meta(ge=0, le=86_400)
 
@@ -77,6 +79,7 @@ class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Annotated[float, msgspec.Meta(gt=0, le=1024)] | None = None
     memory: str | None = None
     resources: dict[str, Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]] = {}
+    stages: Any = None
     drain_s: Annotated[float, _SECONDS] = 300.0
     max_queued_requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1024
     max_context: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -156,7 +159,10 @@ def _read_model(name: str, table: object, problems: Problems) -> ModelSpec | Non
     if found.otlp_endpoint is not None:
         problems.attempt(check_endpoint, f"{where}.otlp_endpoint", found.otlp_endpoint)
     memory = problems.attempt(read_size, f"{where}.memory", found.memory)
-    cores = found.cores or _CORES_BESIDE_GPU
+    stages = None
+    if found.stages is not None:
+        stages = read_stages(f"{where}.stages", found.stages, found.artifact, problems)
+    cores = found.cores or (_CORES_BESIDE_GPU if found.stages is None else _CORES_BESIDE_STAGES)
     engine = _read_engine(found, cores, where, problems)
     if len(problems.found) > before:
         return None
@@ -171,6 +177,7 @@ def _read_model(name: str, table: object, problems: Problems) -> ModelSpec | Non
         cores=cores,
         engine=engine,
         otlp_endpoint=found.otlp_endpoint,
+        stages=stages,
     )
     return ModelSpec(
         settings,
@@ -237,7 +244,17 @@ def _check_share(found: _ModelTable, where: str, problems: Problems) -> None:
     """Note what replicas take of a node that does not fit what runs their graph."""
     row = problems.attempt(_find_provider, where, found) if found.ep_library is None else None
     on_cpu = row is not None and row.name == "cpu"
-    if found.cores is None and found.gpus is None:
+    staged = isinstance(found.stages, dict)
+    on_gpus = found.stages.get("gpus") if staged else found.gpus
+    if staged and found.gpus is not None:
+        problems.note(
+            f"{where}.gpus has no effect on a model whose stages are on nodes of their own; give stages.gpus"
+        )
+    if staged and on_gpus is not None and on_cpu:
+        problems.note(
+            f"{where}.stages.gpus has no effect on the CPU; leave it out, or give a provider, like cuda"
+        )
+    if found.cores is None and found.gpus is None and found.stages is None:
         problems.note(f"{where} says neither cores nor gpus; give the cores that each replica computes with")
     if found.gpus is not None and on_cpu:
         problems.note(f"{where}.gpus has no effect on the CPU; leave it out, or give a provider, like cuda")
@@ -247,10 +264,10 @@ def _check_share(found: _ModelTable, where: str, problems: Problems) -> None:
         problems.note(f"{where}.gpus is {found.gpus:g}; {_WHOLE_MODEL}")
     elif found.gpus is not None:
         problems.attempt(check_amount, f"{where}.gpus", found.gpus)
-    if row is not None and row.device_type == "cuda" and found.gpus is None:
+    if row is not None and row.device_type == "cuda" and on_gpus is None:
         problems.note(
             f"{where}.provider is {found.provider}, and Ray hides GPUs from a replica that asks for none; "
-            "give gpus = 1"
+            f"give {'stages.gpus' if staged else 'gpus'} = 1"
         )
 
 

@@ -25,6 +25,7 @@ from llorch_serve.runtime.fixed_session import FixedSession, open_fixed
 from llorch_serve.runtime.opening import LoadReport, open_session
 from llorch_serve.runtime.session import DecoderSession
 from llorch_serve.stages.checks import refuse_choice
+from llorch_serve.stages.hosts import HostOpener
 from llorch_serve.stages.pipeline import Pipeline, open_pipeline
 from llorch_serve.worker.served import ServedSession
 
@@ -97,10 +98,13 @@ def _not_shared(folder: Path) -> UsageError:
 
 
 def open_lanes(
-    model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
+    model: Artifact | ForeignModel,
+    config: SessionConfig,
+    report: Callable[[LoadReport], None],
+    elsewhere: HostOpener | None = None,
 ) -> Pipeline | None:
     """Load the stages of a model that is cut into stages; None for one that is not. See :func:`open_model`
-    for the errors.
+    for the errors. elsewhere: as of :func:`llorch_serve.stages.pipeline.open_pipeline`.
     """
     if not isinstance(model, Artifact) or not model.manifest.stages:
         return None
@@ -108,9 +112,9 @@ def open_lanes(
         raise _not_shared(model.folder)
     if config.huge_pages:
         huge_pages.require()
-    pipeline = open_pipeline(model, config, report)
+    pipeline = open_pipeline(model, config, report, elsewhere)
     try:
-        _gather(pipeline.sessions[0], config, here=not config.stages.processes)
+        _gather(pipeline.sessions[0], config, here=elsewhere is None and not config.stages.processes)
     except BaseException:
         pipeline.close()
         raise

@@ -21,6 +21,7 @@ from llorch_serve.runtime.embedding_session import open_embedder
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.sampling.params import check_defaults
+from llorch_serve.stages.hosts import HostOpener
 from llorch_serve.stages.pipeline import Pipeline
 from llorch_serve.text.tokenizer import Tokenizer, leave_threads_alone
 from llorch_serve.worker.embedding_worker import EmbeddingWorker
@@ -56,11 +57,15 @@ def load_any(
     report: Callable[[LoadReport], None],
     *,
     tokenizer: Path | None = None,
+    elsewhere: HostOpener | None = None,
 ) -> AnyWorker:
-    """Load as :func:`load_worker` does, an artifact that embeds texts too."""
+    """Load as :func:`load_worker` does, an artifact that embeds texts too.
+
+    elsewhere: starts the stages of a model that is cut into stages on other machines.
+    """
     model = load_model(folder)
     if not isinstance(model, Artifact) or model.manifest.embeds is None:
-        return _generating(model, config, report, tokenizer, at_once=False)
+        return _generating(model, config, report, tokenizer, at_once=False, elsewhere=elsewhere)
     _check_embeds(config, folder)
     prompts = PromptEncoder(model, Tokenizer.load(tokenizer or model.tokenizer_path))
     return EmbeddingWorker(model, open_embedder(model, config.session, report), prompts, config)
@@ -73,6 +78,7 @@ def _generating(
     tokenizer: Path | None,
     *,
     at_once: bool,
+    elsewhere: HostOpener | None = None,
 ) -> Worker:
     check_defaults(model.manifest.generation)
 
@@ -85,7 +91,7 @@ def _generating(
         )
 
     def opened() -> tuple[ServedSession, Pipeline | None]:
-        pipeline = open_lanes(model, config.session, report)
+        pipeline = open_lanes(model, config.session, report, elsewhere)
         if pipeline is None:
             return open_model(model, config.session, report), None
         return pipeline.sessions[0], pipeline

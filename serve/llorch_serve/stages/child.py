@@ -53,13 +53,7 @@ class Child:
         for lane, end in enumerate(self._ends[: len(question.lanes)]):
             memory = self._memories[lane] if self._memories else None
             _on_thread(partial(serve, stage, lane, end, memory))
-        facts = stage.facts
-        return control.Loaded(
-            where=facts.where,
-            batched=facts.batched,
-            max_rows=facts.max_rows,
-            needs_one_logits_row=facts.needs_one_logits_row,
-        )
+        return control.loaded(stage.facts)
 
 
 def serve(stage: Stage, lane: int, end: Messages, memory: Logits | None) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.artifact.manifest import KvDtype
+from llorch_serve.artifact.stages import load_stage
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, ResourceError, UsageError
@@ -140,7 +140,19 @@ def asked_settings(ask: Open) -> StageSettings:
             ask.allow_cpu_nodes,
         ),
     )
-    return StageSettings(load_artifact(Path(ask.folder)), ask.number, config, ask.threads, gather=True)
+    return StageSettings(
+        load_stage(Path(ask.folder), ask.number), ask.number, config, ask.threads, gather=True
+    )
+
+
+def loaded(facts: StageFacts) -> Loaded:
+    """Return the answer that a stage is loaded."""
+    return Loaded(
+        where=facts.where,
+        batched=facts.batched,
+        max_rows=facts.max_rows,
+        needs_one_logits_row=facts.needs_one_logits_row,
+    )
 
 
 def refused(error: Exception) -> Refused:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from llorch_serve.artifact.folder import Artifact
 from llorch_serve.cache.kv_cache import KvCapacity
+from llorch_serve.config import SessionConfig
 from llorch_serve.errors import StageEndedError
 from llorch_serve.stages.calls import StagePort
 from llorch_serve.stages.loading import StageLoader, StageRoom, StageSettings
@@ -32,6 +34,10 @@ class StageHost(Protocol):
 
     def close(self) -> None:
         """End it. Idempotent."""
+
+
+HostOpener: TypeAlias = Callable[[Artifact, SessionConfig, int], Sequence[StageHost]]
+"""Starts the stages of an artifact elsewhere, each for at most so many lanes, and returns their hosts."""
 
 
 class LocalHost:

@@ -52,10 +52,13 @@ class StageRoom:
 
     free_bytes: of the device that its cache lies on; None: that is the host's memory.
     max_rows: see :class:`llorch_serve.stages.stage.StageFacts`.
+    host, host_bytes: the machine that it runs on and what of its memory is free; None: the worker's own.
     """
 
     free_bytes: int | None
     max_rows: int | None
+    host: str | None = None
+    host_bytes: int | None = None
 
 
 class StageLoader:

@@ -35,7 +35,7 @@ from llorch_serve.runtime.session import DecoderSession, SessionGraphs
 from llorch_serve.stages.calls import StagePort
 from llorch_serve.stages.chain import Chain, MirroredCache
 from llorch_serve.stages.checks import check_choice, device_option
-from llorch_serve.stages.hosts import LocalHost, StageHost
+from llorch_serve.stages.hosts import HostOpener, LocalHost, StageHost
 from llorch_serve.stages.loading import StageRoom, StageSettings, on_device
 from llorch_serve.stages.plan import lane_count, pooled_capacity, share_cores, shares, split_capacity
 from llorch_serve.stages.process import ProcessHost
@@ -66,10 +66,14 @@ class Pipeline:
 
 
 def open_pipeline(
-    artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
+    artifact: Artifact,
+    config: SessionConfig,
+    report: Callable[[LoadReport], None],
+    elsewhere: HostOpener | None = None,
 ) -> Pipeline:
     """Load the stages of an artifact that is cut, and make a session for each lane.
 
+    elsewhere: starts them on other machines; None: they run on this one, as ``config.stages`` says.
     Raises as :func:`llorch_serve.runtime.opening.open_session` does, and UsageError for a choice of places
     that does not fit the stages.
     """
@@ -87,8 +91,11 @@ def open_pipeline(
     on_cpu = provider.runtime_name == CPU
     if config.batch_invariant:
         require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
-    lanes = lane_count(config.stages, stages=len(stages), slots=config.slots)
-    hosts = _hosts(artifact, config, stages=len(stages), lanes=lanes)
+    lanes = lane_count(config.stages, stages=len(stages), slots=config.slots, apart=elsewhere is not None)
+    if elsewhere is None:
+        hosts: Sequence[StageHost] = _hosts(artifact, config, stages=len(stages), lanes=lanes)
+    else:
+        hosts = elsewhere(artifact, config, lanes)
     try:
         rooms = [host.room() for host in hosts]
         total = pooled_capacity(artifact, config, provider, rooms, lanes=lanes)

@@ -21,13 +21,14 @@ from llorch_serve.runtime.memory_plan import chosen_bytes, fitting_capacity
 from llorch_serve.stages.loading import StageRoom
 
 
-def lane_count(choice: StageChoice, *, stages: int, slots: int) -> int:
+def lane_count(choice: StageChoice, *, stages: int, slots: int, apart: bool = False) -> int:
     """Return how many lanes keep every place at work that works by itself; never more than slots.
 
+    apart: each stage works by itself, wherever ``choice`` would have it.
     Stages in one process on one device take turns, so one lane is all that they can have under way. Each
     further lane would only make the batches smaller.
     """
-    places = stages if choice.processes else len(set(choice.devices)) or 1
+    places = stages if apart or choice.processes else len(set(choice.devices)) or 1
     return max(1, min(choice.lanes or places, slots))
 
 
@@ -53,18 +54,18 @@ def pooled_capacity(
 ) -> KvCapacity:
     """Return what all lanes may use together: what the fullest memory has room for.
 
-    Stages whose caches lie in the same memory share it: the host's, or a device's.
+    Stages whose caches lie in the same memory share it: a host's, or a device's. On another host each stage
+    has devices of its own.
     """
     manifest, views = artifact.manifest, stage_artifacts(artifact)
     devices = config.stages.devices or (0,) * len(views)
-    pools: dict[int | None, list[int]] = {}
+    pools: dict[tuple[str | None, int | None], list[int]] = {}
     for number, room in enumerate(rooms):
-        pools.setdefault(None if room.free_bytes is None else devices[number], []).append(number)
+        device = devices[number] if room.host is None else number
+        pools.setdefault((room.host, None if room.free_bytes is None else device), []).append(number)
     found = []
-    for place, numbers in pools.items():
-        free = provider.memory_limit(psutil.virtual_memory().available)
-        if place is not None:
-            free = min(room.free_bytes or 0 for room in (rooms[number] for number in numbers))
+    for (_, of_device), numbers in pools.items():
+        free = min(_free_bytes(rooms[number], provider) for number in numbers)
         graphs = [choose_graphs(views[number].manifest, config) for number in numbers]
         for number, chosen in zip(numbers, graphs, strict=True):
             free -= chosen_bytes(views[number].manifest, chosen, provider)
@@ -81,10 +82,18 @@ def pooled_capacity(
                 replace(config, kv_cache_bytes=limit),
                 free_bytes=max(free, 0),
                 lanes=lanes,
-                whole=place is not None,
+                whole=of_device is not None,
             )
         )
     return _smallest(found)
+
+
+def _free_bytes(room: StageRoom, provider: ActiveProvider) -> int:
+    """Return what is free in the memory that a stage's cache lies in."""
+    if room.free_bytes is not None:
+        return room.free_bytes
+    here = room.host_bytes is None
+    return provider.memory_limit(psutil.virtual_memory().available if here else room.host_bytes or 0)
 
 
 def shares(whole: int, parts: int) -> list[int]:

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from llorch_serve.cluster.deploy import ModelStatus
+    from llorch_serve.cluster.deploy import ModelStatus, ReplicaStatus
 
 
 class ReplicaRow(msgspec.Struct, frozen=True):
-    """A replica in JSON. name, state: Ray's. node: the address of its node."""
+    """A replica in JSON. name, state: Ray's. node: the address of its node. stages: of each stage's, where
+    stages are on nodes of their own.
+    """
 
     name: str
     state: str
     node: str
+    stages: tuple[str, ...] = ()
 
 
 class ModelRow(msgspec.Struct, frozen=True):
@@ -55,7 +58,7 @@ class ModelRow(msgspec.Struct, frozen=True):
             settings.engine.session.slots,
             settings.cores,
             settings.version,
-            tuple(ReplicaRow(one.name, one.state, one.node) for one in status.replicas),
+            tuple(ReplicaRow(one.name, one.state, one.node, one.stages) for one in status.replicas),
         )
 
 
@@ -78,6 +81,12 @@ def table_of(found: Sequence[ModelStatus]) -> str:
             f"  artifact {settings.artifact}, fingerprint {settings.fingerprint[:16]}",
             f"  each replica: {settings.engine.session.slots} slots, {settings.cores} cores; llorch "
             f"{settings.version}",
-            *(f"  {one.name} {one.state} on {one.node or 'no node yet'}" for one in status.replicas),
+            *(_replica_line(one) for one in status.replicas),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _replica_line(replica: ReplicaStatus) -> str:
+    nodes = ", ".join(node or "none yet" for node in replica.stages)
+    stages = f"; stages on {nodes}" if nodes else ""
+    return f"  {replica.name} {replica.state} on {replica.node or 'no node yet'}{stages}"
