@@ -374,6 +374,8 @@ class Completion:
     cached_tokens: tokens of the prompt whose keys and values were in the cache already.
     drafted_tokens, accepted_tokens: tokens guessed from the sequence's own text, and how many of them were
         right.
+    stop_logprobs: of the stop token that ended it, which is in no list, if the request asked for
+        log-probabilities.
     """
 
     reason: FinishReason
@@ -385,6 +387,7 @@ class Completion:
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    stop_logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Needs an interpreter with lm-eval, named by LLORCH_LMEVAL_PYTHON; ``ci/test-lmev
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,24 @@ def test_a_data_set_that_is_not_there_is_named_and_found_in_a_folder(tiny: Path,
         "".join(f'{{"question": "{n} is", "choices": [" a", " b"], "answer": 0}}\n' for n in range(5))
     )
     assert evaluate(*flags).document()["tasks"][0]["n"] == 5  # type: ignore[index]
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(tiny: Path, tmp_path: Path) -> None:
+    head = "task: quiz\ndataset_path: acme/quiz\ntest_split: test\n"
+    (tmp_path / "quiz.yaml").write_text(head + CHOSEN)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        outcome = evaluate(
+            *(tiny, "--tasks", "quiz", "--task-folder", tmp_path),
+            HF_ENDPOINT=f"http://127.0.0.1:{closed.getsockname()[1]}",
+            HF_DATASETS_OFFLINE="0",
+            HF_HUB_OFFLINE="0",
+            HF_HOME=str(tmp_path / "home"),
+        )
+    assert outcome.code == 7
+    said = outcome.error()  # one line: the client tells of every time that it asks again
+    assert "the task quiz needs the data set acme/quiz, which is not on this machine" in said
+    assert "Connection refused" in said
 
 
 def test_tasks_that_draw_draw_the_same_and_a_group_is_a_figure_of_its_own(tiny: Path, tmp_path: Path) -> None:

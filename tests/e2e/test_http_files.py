@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from llorch_serve.errors import UsageError
-from llorch_serve.http.batches import uploads
+from llorch_serve.http.batches import runner, uploads
 from llorch_serve.http.batches.settings import BatchSettings
 from llorch_serve.http.server import HttpConfig, HttpFront
 from llorch_serve.http.settings import HttpSettings
@@ -243,7 +243,7 @@ def test_room_is_bounded_for_each_caller_and_for_all(tmp_path):
 
 
 def test_results_that_outgrow_the_room_end_their_batch_and_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("llorch_serve.http.batches.runner.LOOK_S", 0.01)
+    monkeypatch.setattr(runner, "LOOK_S", 0.01)
     content = chat_lines(100)
     with (
         front_of(tmp_path, caller_bytes=len(content) + 50, in_flight=1, free_running=False) as (

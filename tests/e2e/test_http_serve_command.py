@@ -26,6 +26,8 @@ from support.harness.processes import llorch_here, serving
 from support.harness.terminal import CTRL_C, terminal
 
 CANARY = "xylophone-canary"
+STOPS = {"stop_token_ids": list(range(512))}
+"""Whatever the tiny model says first ends its answer."""
 
 
 def port_of(worker):
@@ -269,6 +271,71 @@ def test_completions_tell_log_probabilities_in_columns(client):
     ]
     for name in ("tokens", "token_logprobs", "text_offset"):
         assert [value for part in streamed for value in getattr(part, name)] == getattr(columns, name)
+
+
+def columns_of(client, *, streamed, **body):
+    """Return what is told of a completion's log-probabilities, whole or put together from its chunks."""
+    if not streamed:
+        return client.completions.create(**body).choices[0].logprobs.model_dump()
+    parts = [
+        chunk.choices[0].logprobs.model_dump() for chunk in client.completions.create(**body, stream=True)
+    ]
+    return {name: [value for part in parts for value in part[name]] for name in parts[0]}
+
+
+def likelihood(columns, context):
+    """Return what lm-eval makes of an echo: all behind the context but the last place, which is generated."""
+    of, tops = columns["token_logprobs"][context:-1], columns["top_logprobs"][context:-1]
+    return sum(of), all(one == max(top.values()) for one, top in zip(of, tops, strict=True))
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("ending", [{"ignore_eos": True}, STOPS], ids=["on", "stop"])
+def test_an_echo_tells_lm_eval_a_continuations_likelihood(both, client, streamed, ending):
+    context, rest = [40, 41, 42, 43, 44], [45, 300, 46]
+    scored = send(
+        both[1],
+        "POST",
+        "/v1/score",
+        {"context": context, "continuations": [rest, rest[:1]]},
+    ).document["data"]
+    for score, length in zip(scored, (3, 1), strict=True):
+        body = asked(
+            client, prompt=context + rest[:length], max_tokens=1, logprobs=1, echo=True, temperature=0
+        )
+        columns = columns_of(client, streamed=streamed, **body, extra_body=ending)
+        assert {len(column) for column in columns.values()} == {len(context) + length + 1}
+        total, is_greedy = likelihood(columns, len(context))
+        assert total == pytest.approx(score["logprob"], abs=1e-5)
+        assert is_greedy is score["is_greedy"]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_a_completions_stop_token_has_the_last_place_in_the_columns(client, streamed):
+    body = asked(client, logprobs=3, temperature=0)
+    plain = client.completions.create(**body, extra_body={"ignore_eos": True}).choices[0]
+    # <|eos|>, which the bias brings about; its log-probability is the model's own.
+    body |= {"logit_bias": {"1": 100}}
+    columns = columns_of(client, streamed=streamed, **body)
+    assert columns["tokens"] == ["<|eos|>"]
+    assert columns["text_offset"] == [0]
+    assert columns["token_logprobs"][0] < max(columns["top_logprobs"][0].values())
+    values = [sorted(top.values()) for top in (columns["top_logprobs"][0], plain.logprobs.top_logprobs[0])]
+    assert values[0] == values[1]
+    assert client.completions.create(**body).choices[0].text == ""
+    echoed = columns_of(client, streamed=streamed, **body, echo=True)
+    assert echoed["tokens"][-1] == "<|eos|>"
+    assert echoed["text_offset"][-1] == len("Paris")
+    nothing = columns_of(client, streamed=streamed, **body | {"echo": True, "max_tokens": 0})
+    assert nothing["tokens"] == echoed["tokens"][:-1]
+
+
+def test_a_chats_stop_token_has_no_place(client):
+    body = asked(client, messages=[{"role": "user", "content": "Hi"}], logprobs=True, logit_bias={"1": 100})
+    del body["prompt"]
+    answer = client.chat.completions.create(**body)
+    assert answer.choices[0].llorch["stop_matched"] == "<|eos|>"
+    assert answer.choices[0].logprobs.content == []
 
 
 def test_chats_tell_log_probabilities_in_places(client):

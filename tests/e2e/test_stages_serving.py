@@ -250,6 +250,12 @@ def test_lanes_answer_as_one_graph_does(whole: Path, staged: Path) -> None:
     assert [times.calls > 0 for times in load.stages] == [True, True]
 
 
+def test_what_may_queue_is_shared_among_lanes(staged: Path) -> None:
+    with open_lanes(staged, 3, max_waiting=10, max_waiting_tokens=100) as lanes:
+        rules = [engine._scheduler._config for engine in lanes._engines]
+    assert [(each.max_waiting, each.max_waiting_tokens) for each in rules] == [(4, 34)] * 3
+
+
 def test_a_prompt_is_taken_up_and_guesses_are_checked_where_they_lie(staged: Path) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     ids = tuple(random_ids(200, seed=99))

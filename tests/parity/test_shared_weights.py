@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import onnx
 import pytest
 
@@ -24,8 +26,10 @@ from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from llorch_serve.loading.models import open_model
+from llorch_serve.python_child import child_environment, module_command
 from llorch_serve.runtime import shared_weights
 from llorch_serve.runtime.opening import open_session
+from llorch_serve.runtime.shared_weights import PackingOrder
 from llorch_serve.runtime.weights_packing import WEIGHTS
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids
@@ -214,6 +218,26 @@ def test_where_packing_fails_the_artifacts_own_graphs_run_and_a_person_is_told(
     assert not [path for path in (tmp_path / "cache" / "weights").iterdir() if path.is_dir()]
     expected, _ = opened(artifact, share_weights=False)
     assert bits(session) == bits(expected)
+
+
+def test_packing_ends_with_the_process_that_asked_for_it(artifact: Artifact, tmp_path: Path) -> None:
+    graphs = {artifact.manifest.graph: artifact.manifest.recipe}
+    order = PackingOrder(artifact=str(artifact.folder), graphs=graphs, folder=str(tmp_path), threads=1)
+    command = module_command(sys.executable, "llorch_serve.runtime.weights_packing")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=child_environment()) as packer:
+        assert packer.stdin is not None
+        packer.stdin.write(msgspec.json.encode(order) + b"\n")
+        packer.stdin.close()
+        assert packer.wait() != 0
+    assert not (tmp_path / artifact.manifest.graph).exists()
+
+
+def test_what_a_killed_process_was_making_is_removed(artifact: Artifact, cache: Path) -> None:
+    left = cache / ".making-1234"
+    left.mkdir(mode=0o700)
+    (left / WEIGHTS).write_bytes(b"1")
+    opened(artifact)
+    assert not left.exists()
 
 
 def test_files_that_are_not_what_the_manifest_says_are_not_packed(

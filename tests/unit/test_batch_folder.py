@@ -159,3 +159,19 @@ def test_a_full_disk_leaves_no_part_of_a_file(folder, monkeypatch):
     assert [name for name in files_of(folder) if not name.startswith(".worker")] == []
     store.check_room("", BatchSettings(folder).caller_bytes)
     store.close()
+
+
+def test_results_fill_nobodys_room_but_their_callers(folder):
+    store = opened(folder, caller_files=4, total_files=8)
+    file = kept_file(store, b"{}", "a")
+    for _ in range(2):
+        batch = store.add_batch(batch_record(file, status=Status.COMPLETED))
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            place, written = store.folder.new_upload()
+            with written:
+                written.write(b"{}")
+            assert store.keep_result(batch, file_id, place)
+    with pytest.raises(HttpError, match=r"you have 5 files, which is the most"):
+        store.add_batch(batch_record(file))
+    kept_file(store, b"{}", "b")
+    store.close()

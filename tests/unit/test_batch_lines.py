@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llorch_serve.batch.lines import BadLineError, BatchLine, LineForm, UnreadableLineError
+from llorch_serve.batch.lines import (
+    MAX_ASKED_BYTES,
+    BadLineError,
+    BatchLine,
+    LineForm,
+    UnreadableLineError,
+)
 from llorch_serve.batch.plan import BatchInputError
+from llorch_serve.batch.prefixes import look
 from support.fakes.batch import FakeAnswerer, run
 
 PUBLISHED = Path(__file__).parent.parent / "data" / "published" / "batch_lines.jsonl"
@@ -146,3 +155,43 @@ def test_whatever_a_line_is_it_is_read_or_refused(raw: bytes) -> None:
         else:
             found.custom_id.encode()
             assert isinstance(json.loads(found.body), dict)
+
+
+BOMBS = {
+    "a field that is looked at": (
+        b'{"custom_id": "a", "url": "/v1/completions", "body": {"stream": [',
+        b"{},",
+        b"{}]}}",
+    ),
+    "a body": (b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": [', b"{},", b"{}]}}"),
+    "a faulty line": (b'{"custom_id": "a", "body": {"x": NaN, "prompt": [', b"{},", b"{}]}}"),
+    "a bare line": (b'{"prompt": [', b"{},", b"{}]}"),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("size", [2**20, 2**24 - 100], ids=["asked", "long"])
+def test_a_line_is_planned_in_little_more_memory_than_it_has(bomb: str, size: int) -> None:
+    begin, unit, end = BOMBS[bomb]
+    raw = begin + unit * ((size - len(begin) - len(end)) // len(unit)) + end
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(BadLineError, UnreadableLineError):
+            look(LineForm().read(1, raw).body)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < (3 * size if bomb != "a faulty line" else 2**25)
+
+
+def test_a_line_that_no_route_takes_fails_alone_though_it_could_be_read() -> None:
+    long = "x" * MAX_ASKED_BYTES
+    for raw in (openai(body={"prompt": long}), line(custom_id="a", prompt=long)):
+        with pytest.raises(BadLineError, match=r"has \d+ bytes; expected at most \d+") as found:
+            LineForm().read(1, raw)
+        assert found.value.custom_id == "a"
+    with pytest.raises(BadLineError) as bare:
+        LineForm().read(7, line(prompt=long))
+    assert bare.value.custom_id == "line-7"
+    with pytest.raises(UnreadableLineError, match="no custom_id"):
+        LineForm().read(7, line(url="/v1/completions", body={"prompt": long}))

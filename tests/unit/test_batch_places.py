@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import tracemalloc
 
 import pytest
 
@@ -23,6 +24,9 @@ from support.fakes.generator import PATIENCE_S
         ({"prompt": [[1, 2], [3]]}, 2),
         ({"prompt": [1, 2, 3]}, 1),
         ({"prompt": []}, 1),
+        ({"context": "a", "continuations": ["b", [1], "c"]}, 3),
+        ({"query": "a", "documents": ["b", {"text": "c"}]}, 4),  # each is scored as relevant and as not
+        ({"documents": []}, 1),
         ({"n": "many"}, 1),
         ({"n": -4}, 1),
     ],
@@ -33,6 +37,18 @@ def test_a_line_counts_as_the_answers_that_it_asks_for(body, answers):
 
 def test_what_is_no_body_counts_as_one():
     assert answers_of(b"") == answers_of(b"[") == answers_of(b"\xff") == 1
+
+
+@pytest.mark.parametrize("name", ["prompt", "continuations", "documents"])
+def test_a_long_list_takes_all_places_and_is_not_read_on_the_loop(name):
+    raw = b'{"%s": [%s""]}' % (name.encode(), b'"",' * 2**20)
+    tracemalloc.start()
+    try:
+        assert answers_of(raw) > 1000
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(raw)
+    finally:
+        tracemalloc.stop()
+    assert answers_of(json.dumps({"prompt": [1] * 2**20}).encode()) == 1
 
 
 def test_no_more_places_are_taken_than_there_are_and_turns_keep_their_order():

@@ -7,10 +7,13 @@ import contextlib
 import errno
 import itertools
 import json
+import threading
 
 import pytest
 
+from llorch_serve.batch.journal import Journal
 from llorch_serve.batch.sources import JsonLinesSource, RawLine
+from llorch_serve.http.batches import work
 from llorch_serve.http.batches.folder import BatchFolder
 from llorch_serve.http.batches.lookup import Page
 from llorch_serve.http.batches.records import Counts, Status
@@ -46,11 +49,10 @@ class DyingDisk:
 
 
 @contextlib.asynccontextmanager
-async def served(folder, answerer, fingerprint="model-1"):
-    service = BatchService(BatchSettings(folder))
+async def served(folder, answerer, fingerprint="model-1", **how):
+    service = BatchService(BatchSettings(folder, **how))
     await service.open()
-    work = BatchWork(service.store, service.blocking, lambda *_: answerer, lambda: fingerprint, 2)
-    service.start(work)
+    service.start(BatchWork(service.store, service.blocking, lambda *_: answerer, lambda: fingerprint, 2))
     try:
         yield service
     finally:
@@ -168,6 +170,45 @@ def test_lines_of_all_batches_share_the_places(tmp_path):
     asyncio.run(shared())
 
 
+def test_a_file_of_too_many_requests_fails_its_batch_before_all_of_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "MAX_REQUESTS", 5)
+
+    async def checked():
+        async with served(tmp_path, FakeAnswerer()) as service:
+            right, many = (begun(service, chat_lines(count)) for count in (5, 6))
+            await until(lambda: all(service.store.batch(one.id, "").has_ended for one in (right, many)))
+            assert service.store.batch(right.id, "").status is Status.COMPLETED
+            found = service.store.batch(many.id, "")
+            assert found.status is Status.FAILED
+            [fault] = found.faults
+            assert fault.code == "invalid_file"
+            told = "has more than 5 requests, the most of a batch; send them in several files"
+            assert fault.message == f"{many.input_file_id} {told}"
+
+    asyncio.run(checked())
+
+
+def test_lines_that_expire_take_no_more_than_their_callers_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "_AT_ONCE", 10)
+
+    async def expired():
+        async with served(tmp_path, FakeAnswerer(), caller_bytes=60_000) as service:
+            file = kept_file(service.store, chat_lines(200))
+            now = service.store.now()
+            fields = {"created_at": now - 3600, "seconds": 3600}
+            batches = [service.store.add_batch(batch_record(file, **fields)) for _ in range(4)]
+            service.look()
+            await until(lambda: all(service.store.batch(one.id, "").has_ended for one in batches))
+            files, _ = service.store.list_files("", Page(100), None)
+            assert sum(file.size for file in files) <= 60_000
+            ended = [service.store.batch(one.id, "") for one in batches]
+            assert {one.status for one in ended} == {Status.EXPIRED}
+            assert "quota_exceeded" in {fault.code for one in ended for fault in one.faults}
+            assert {one.counts.total for one in ended} == {200}
+
+    asyncio.run(expired())
+
+
 @pytest.mark.parametrize("status", [Status.VALIDATING, Status.IN_PROGRESS])
 def test_a_stop_does_not_wait_until_a_long_file_is_read(tmp_path, monkeypatch, status):
     async def stopped():
@@ -191,5 +232,41 @@ def test_a_stop_does_not_wait_until_a_long_file_is_read(tmp_path, monkeypatch, s
         assert found.store.batch(batch.id, "").status is status
         await found.close()
         assert answerer.asked == []
+
+    asyncio.run(stopped())
+
+
+def test_a_stop_does_not_wait_until_all_lines_that_expire_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "_AT_ONCE", 1)
+
+    async def stopped():
+        writing, write, written = asyncio.Event(), Journal.write, []
+        loop = asyncio.get_running_loop()
+
+        def told(journal, records):
+            write(journal, records)
+            written.append(records)
+            if len(written) == 1:
+                loop.call_soon_threadsafe(writing.set)
+            is_stopping.wait(PATIENCE_S)
+
+        is_stopping = threading.Event()
+        monkeypatch.setattr(Journal, "write", told)
+        async with served(tmp_path, FakeAnswerer()) as service:
+            now = service.store.now()
+            batch = begun(service, chat_lines(100), created_at=now - 3600, seconds=3600)
+            await writing.wait()
+            stopping = asyncio.ensure_future(service.stop())
+            await asyncio.sleep(0)
+            loop.call_later(0, is_stopping.set)
+            await stopping
+        assert len(written) == 1
+        monkeypatch.setattr(Journal, "write", write)
+        async with served(tmp_path, FakeAnswerer()) as service:
+            await until(lambda: service.store.batch(batch.id, "").has_ended)
+            found = service.store.batch(batch.id, "")
+            assert found.counts == Counts(100, 0, 100)
+            failed = [line["custom_id"] for line in results(service, found.error_file_id)]
+            assert sorted(failed) == sorted(f"a{n}" for n in range(100))
 
     asyncio.run(stopped())

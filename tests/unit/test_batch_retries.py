@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,35 @@ def test_what_ends_the_batch_leaves_what_was_answered(
     with pytest.raises(BatchStoppedError, match="another one now"):
         run(source, output, Ending(turns=lambda line: 20 * (line.number - 1)))
     assert output.read_bytes().count(b"\n") == 2
+
+
+def test_what_the_disk_has_not_begun_to_write_when_the_batch_ends_is_written(
+    source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed, may_write = threading.Event(), threading.Event()
+
+    class BusyThread(ThreadPoolExecutor):
+        """Of the disk: it begins what it is given first when it is given more."""
+
+        def submit(self, work, /, *arguments):  # type: ignore[no-untyped-def,override]
+            if self._thread_name_prefix != "batch-disk":
+                return super().submit(work, *arguments)
+            if handed.is_set():
+                may_write.set()
+            else:
+                super().submit(may_write.wait)
+                handed.set()
+            return super().submit(work, *arguments)
+
+    class Ending(FakeAnswerer):
+        async def answer(self, line: BatchLine) -> LineAnswer:
+            while line.custom_id != "q0" and not handed.is_set():
+                await asyncio.sleep(0)
+            if line.custom_id != "q0":
+                raise BatchStoppedError("the model is another one now")
+            return await super().answer(line)
+
+    monkeypatch.setattr("llorch_serve.batch.run.ThreadPoolExecutor", BusyThread)
+    with pytest.raises(BatchStoppedError, match="another one now"):
+        run(source, output, Ending())
+    assert [json.loads(line)["custom_id"] for line in output.read_text().splitlines()] == ["q0"]

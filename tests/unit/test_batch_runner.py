@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import threading
 
 from llorch_serve.batch.answering import BatchStoppedError
 from llorch_serve.errors import ResourceError
@@ -14,6 +15,7 @@ from llorch_serve.http.batches.records import Counts, Fault, Status
 from llorch_serve.http.batches.runner import BatchFaultError
 from llorch_serve.http.batches.service import BatchService
 from llorch_serve.http.batches.settings import BatchSettings
+from llorch_serve.http.problems import HttpError
 from support.builders.batch_records import batch_record, kept_file
 from support.fakes.generator import PATIENCE_S
 
@@ -52,7 +54,7 @@ class PlayedWork:
     def size(self, batch):
         return self.bytes
 
-    def end(self, batch):
+    def end(self, batch, _stopping):
         return {"counts": Counts(3, 2, 1)}
 
 
@@ -110,6 +112,43 @@ async def test_a_caller_has_one_batch_at_a_time_and_few_callers_run_beside_each_
         assert [name for name in work.ran if name in {batch.id for batch in first}] == [
             batch.id for batch in first
         ]
+
+
+@on_loop
+async def test_a_caller_that_waits_comes_before_those_that_have_had_their_turn(tmp_path):
+    work = PlayedWork()
+    async with served(tmp_path, work) as service:
+        batches = [begun(service, owner) for owner in "abcdabcde"]
+        await until(lambda: {status_of(service, batch) for batch in batches} == {Status.IN_PROGRESS})
+        await until(lambda: len(work.running) == runner.MOST_RUNNING)
+        work.may_end.set()
+        await until(lambda: {status_of(service, batch) for batch in batches} == {Status.COMPLETED})
+        assert work.ran[runner.MOST_RUNNING] == batches[8].id
+
+
+@on_loop
+async def test_many_batches_of_one_caller_are_checked_in_turns_with_those_of_others(tmp_path):
+    work, may_go_on, is_checking = PlayedWork(), threading.Event(), threading.Semaphore(0)
+    check = work.check
+
+    def slowly(batch, stopping):
+        is_checking.release()
+        assert may_go_on.wait(PATIENCE_S)
+        return check(batch, stopping)
+
+    work.check = slowly
+    async with served(tmp_path, work) as service:
+        try:
+            many = [begun(service, "a") for _ in range(5)]
+            await until(lambda: is_checking.acquire(blocking=False))
+            one = begun(service, "b")
+            for _ in range(3):  # until the runner has seen it
+                await service.blocking(lambda: None)
+        finally:
+            may_go_on.set()
+        await until(lambda: len(work.checked) == 6)
+        assert one.id in work.checked[:3]
+        assert [name for name in work.checked if name != one.id] == [batch.id for batch in many]
 
 
 @on_loop
@@ -217,7 +256,36 @@ async def test_results_without_room_fail_the_batch(tmp_path):
         batch = begun(service)
         await until(lambda: status_of(service, batch) is Status.FAILED)
         assert service.store.batch(batch.id, "").faults[0].code == "quota_exceeded"
-        service.store.check_room("", 900)  # they count no more
+
+        def have_room():
+            with contextlib.suppress(HttpError):
+                service.store.check_room("", 900)
+                return True
+            return False
+
+        await until(have_room)  # they count no more
+
+
+@on_loop
+async def test_callers_do_not_wait_for_batches_that_take_long_to_end(tmp_path):
+    work, may_end = PlayedWork(), threading.Event()
+    is_ending = threading.Semaphore(0)
+
+    def end(_batch, _stopping):
+        is_ending.release()
+        assert may_end.wait(PATIENCE_S)
+        return {}
+
+    work.end = end
+    async with served(tmp_path, work) as service:
+        try:
+            batches = [begun(service, owner, status=Status.CANCELLING) for owner in "abcdefgh"]
+            await until(lambda: is_ending.acquire(blocking=False))
+            async with asyncio.timeout(PATIENCE_S / 2):
+                assert await service.asked(lambda: service.store.batch(batches[0].id, "a")) is not None
+        finally:
+            may_end.set()
+        await until(lambda: {status_of(service, batch) for batch in batches} == {Status.CANCELLED})
 
 
 @on_loop

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import os
 import random
 import time
 import tracemalloc
@@ -121,3 +125,26 @@ def test_a_file_that_has_no_room_is_refused_while_it_comes(tmp_path):
 )
 def test_a_name_is_a_label_without_folders(sent_name, kept):
     assert plain_name(sent_name) == kept
+
+
+class FullDisk(io.FileIO):
+    """Takes nothing, as a disk that is full: what is still in the buffer fails again when it is closed."""
+
+    def write(self, _piece):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_neither_a_file_nor_bytes_that_are_counted(tmp_path, monkeypatch):
+    store = Store(BatchSettings(tmp_path, caller_bytes=1000))
+    store.open()
+    monkeypatch.setattr(os, "fdopen", lambda handle, _: io.BufferedWriter(FullDisk(handle, "wb")))
+    upload = Upload(store, "", KIND)
+    upload.write(HEAD + b"x" * 900 + END)
+    with pytest.raises(OSError, match="No space"):
+        upload.finish()
+    with contextlib.suppress(OSError):
+        upload.abandon()
+    monkeypatch.undo()
+    assert not list((tmp_path / "incoming").iterdir())
+    store.check_room("", 1000)
+    store.close()

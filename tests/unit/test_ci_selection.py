@@ -28,7 +28,13 @@ def test_each_marker_that_is_left_out_has_a_script() -> None:
 
 def test_no_file_skips_itself_for_a_package_that_no_extra_brings() -> None:
     """Such a file is skipped by every script; a marker and a script of its own would run it."""
-    brought = {"llguidance", "matplotlib", "pyarrow", "torch", "transformers"}  # by the extras that ci/test installs
+    brought = {
+        "llguidance",
+        "matplotlib",
+        "pyarrow",
+        "torch",
+        "transformers",
+    }  # by the extras that ci/test installs
     for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
         for package in re.findall(r"pytest\.importorskip\(\"(\w+)\"", path.read_text(encoding="utf-8")):
             assert package in brought, f"{path.name}: {package}"

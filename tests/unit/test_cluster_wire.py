@@ -122,6 +122,7 @@ def test_updates_come_out_as_they_were():
         GenerationUpdate("r", "", (), COMPLETION, open_answers=2, prompt_logprobs=(PLACE,)),
         GenerationUpdate("r", "", (), replace(COMPLETION, reason=FinishReason.CANCELLED), open_answers=1),
         GenerationUpdate("r", "", (), COMPLETION, score=score),
+        GenerationUpdate("r", "", (), replace(COMPLETION, stop_logprobs=PLACE)),
     ]
     assert wire.read_updates("r", wire.write_updates(updates)) == updates
 

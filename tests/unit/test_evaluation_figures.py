@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from llorch_serve.bench.schema import Host
+from llorch_serve.bench.schema import Better, Host
 from llorch_serve.errors import UsageError
-from llorch_serve.evaluation.comparison import by_chance, compare
+from llorch_serve.evaluation.comparison import by_chance, compare, worse
 from llorch_serve.evaluation.gates import check_asked, missed, read_gates
 from llorch_serve.evaluation.perplexity import NamedText, block_size, text_result, together
 from llorch_serve.evaluation.schema import (
@@ -290,3 +290,30 @@ def test_a_document_is_read_back_and_anything_else_is_refused(tmp_path: Path) ->
             read_evaluation(path)
     with pytest.raises(UsageError, match="cannot be read"):
         read_evaluation(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("broken", "count"), [(math.nan, 640), (math.nan, 700), (-math.inf, 640), (-1e6, 640)]
+)
+def test_a_model_that_predicts_nothing_any_more_is_worse(broken: float, count: int) -> None:
+    before, after = logprobs(640), [broken, *logprobs(count - 1, 1)]
+    now = evaluation(texts=(text(after),), tasks=(task([1, 0]),))
+    found = compare(evaluation(texts=(text(before),), tasks=(task([1, 0]),)), now)
+    assert [one.verdict for one in found.differences] == ["worse", "same"]
+    [line] = worse(found)
+    assert line.startswith(f"{found.differences[0].name} is no number and was ")
+    assert "worse" in terminal(msgspec.structs.replace(now, comparison=found))
+
+
+@pytest.mark.parametrize("better", ["higher", "lower"])
+def test_a_metric_that_is_no_number_any_more_is_worse(better: Better) -> None:
+    old = task([1, 0, 1], better=better)
+    [metric] = old.metrics
+    gone = msgspec.structs.replace(old, metrics=(msgspec.structs.replace(metric, value=None, samples=None),))
+    rest = {"texts": (text(logprobs(640)),)}
+    found = compare(evaluation(tasks=(old,), **rest), evaluation(tasks=(gone,), **rest))
+    [_, one] = found.differences
+    assert (one.verdict, one.difference) == ("worse", None)
+    assert worse(found) == ["t.acc is no number and was 0.666667"]
+    [_, back] = compare(evaluation(tasks=(gone,), **rest), evaluation(tasks=(old,), **rest)).differences
+    assert back.verdict == "incomparable"

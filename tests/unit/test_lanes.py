@@ -26,7 +26,7 @@ PATIENCE_S = 20.0
 class Running:
     """Lanes on fake sessions, and everything that they have told. Each lane's calls wait for its gate."""
 
-    def __init__(self, lanes: int, *, slots: int = 4) -> None:
+    def __init__(self, lanes: int, *, slots: Sequence[int] | None = None) -> None:
         self.gates = [threading.Event() for _ in range(lanes)]
         self.events: queue.SimpleQueue[list[TokenEvent]] = queue.SimpleQueue()
         self.deaths: list[BaseException] = []
@@ -34,12 +34,14 @@ class Running:
         self.seen: list[TokenEvent] = []
         self.telling = 0
         self.sessions = [
-            FakeSession(slots=slots, context=CONTEXT, vocab_size=VOCAB, before_call=self._gate(gate))
-            for gate in self.gates
+            FakeSession(slots=own, context=CONTEXT, vocab_size=VOCAB, before_call=self._gate(gate))
+            for gate, own in zip(self.gates, slots or (4,) * lanes, strict=True)
         ]
-        config = SchedulerConfig(slots, budget=slots * CONTEXT, prefill_chunk=CONTEXT, max_waiting=9)
-        self.engines = [Engine(session, Scheduler(config)) for session in self.sessions]
+        self.engines = [Engine(session, Scheduler(self._rules(session.slots))) for session in self.sessions]
         self.lanes = Lanes(self.engines, self._on_events, self._on_death)
+
+    def _rules(self, slots: int) -> SchedulerConfig:
+        return SchedulerConfig(slots, budget=slots * CONTEXT, prefill_chunk=CONTEXT, max_waiting=9)
 
     def _gate(self, gate: threading.Event) -> Callable[[Call], None]:
         def wait(_call: Call) -> None:
@@ -83,7 +85,7 @@ class Running:
 
 
 @contextmanager
-def running(lanes: int, **options: int) -> Iterator[Running]:
+def running(lanes: int, **options: Sequence[int]) -> Iterator[Running]:
     made = Running(lanes, **options)
     made.lanes.start()
     try:
@@ -148,6 +150,32 @@ def test_of_equally_empty_lanes_the_one_that_holds_more_is_taken():
         while made.lanes._loops[0].live:
             made.seen += made.events.get(timeout=PATIENCE_S)
         assert made.add((*prompt(2, 40), 5))[1] == 1
+
+
+def test_a_request_does_not_wait_for_what_a_full_lane_holds_while_another_has_a_free_slot():
+    with running(2, slots=(1, 1)) as made:
+        long = prompt(1, WORTH_TOKENS + 40)
+        first, lane = made.add(long)
+        assert lane == 0
+        made.gates[0].set()
+        made.until_ended(first)
+        made.gates[0].clear()
+        assert made.add((*long, 3))[1] == 0
+        assert made.add((*long, 4))[1] == 1
+        assert made.add((*long, 5))[1] == 0  # both are full
+
+
+def test_a_larger_lane_is_filled_before_a_smaller_one_has_to_queue():
+    with running(2, slots=(2, 1)) as made:
+        made.add(prompt(2, 40))
+        second, lane = made.add(prompt(1, 40))
+        assert lane == 1
+        made.gates[1].set()
+        made.until_ended(second)
+        made.gates[1].clear()
+        assert made.add((*prompt(1, 40), 3))[1] == 1
+        assert made.add((*prompt(1, 40), 4))[1] == 0
+        assert [made.add(prompt(n))[1] for n in (5, 6)] == [0, 1]
 
 
 def test_a_sequence_is_ended_in_whichever_lane_it_is():

@@ -89,3 +89,38 @@ def test_the_prompts_first_token_is_what_is_left_of_the_text() -> None:
     whole = Columns().of(update("Hi", SMILE[:2], prompt=(b"i",)))
     assert whole["tokens"] == ["H", "i", ""]
     assert whole["text_offset"] == [0, 1, 2]
+
+
+STOP = TokenLogprob(7, -0.25, "<|eos|>", b"<|eos|>")
+
+
+def stopped(answer: GenerationUpdate, *top: TokenLogprob) -> GenerationUpdate:
+    completion = replace(COMPLETION, reason=FinishReason.STOP, stop_logprobs=TokenLogprobs(STOP, top))
+    return replace(answer, completion=completion)
+
+
+def test_a_stop_token_stands_behind_the_text() -> None:
+    columns = Columns().of(stopped(update("Hi!", b"!", prompt=(b"i",)), STOP, token(b"a", -1.5)))
+    assert columns["tokens"] == ["H", "i", "!", "<|eos|>"]
+    assert columns["token_logprobs"] == [None, -1.0, -1.0, -0.25]
+    assert columns["top_logprobs"][-1] == {"<|eos|>": -0.25, "a": -1.5}
+    assert columns["text_offset"] == [0, 1, 2, 3]
+
+
+def test_a_stop_token_ends_a_stream_of_columns() -> None:
+    columns = Columns()
+    columns.of(update("a", b"a"))
+    columns.of(update("", SMILE[:2]))
+    # The text shows the part of a character as one replacement.
+    assert columns.of(stopped(update("\ufffd"))) == {
+        "tokens": ["<|eos|>"],
+        "token_logprobs": [-0.25],
+        "top_logprobs": [{}],
+        "text_offset": [2],
+    }
+
+
+def test_a_stop_token_behind_a_part_of_a_character_stands_where_the_whole_text_ends() -> None:
+    columns = Columns().of(stopped(update("a\ufffd", b"a", SMILE[:2])))
+    assert columns["tokens"] == ["a", "\ufffd", "<|eos|>"]
+    assert columns["text_offset"] == [0, 1, 2]

@@ -320,7 +320,7 @@ def test_logprobs_survive_the_wire():
         convert_answers.read_update("id", over_the_wire(convert_answers.write_update(update, first=True)))
         == update
     )
-    done = Completion(FinishReason.LENGTH, None, 1, 2, 3, Timings(0, 0, 0))
+    done = Completion(FinishReason.STOP, None, 1, 2, 3, Timings(0, 0, 0), stop_logprobs=places[0])
     answer = GenerationUpdate("id", "txt", (5, 6), done, logprobs=places, prompt_logprobs=LOGPROBS)
     assert convert_answers.read_answers(over_the_wire(convert_answers.write_answers("id", [answer]))) == [
         answer

@@ -231,13 +231,33 @@ def test_logprobs_are_the_models_own_before_anything_is_applied(
         assert [token.logprob for token in place.top] == pytest.approx(exact[order], abs=1e-6)
 
 
-def test_a_stop_token_has_no_logprobs_and_a_stop_strings_tokens_have(model: Model) -> None:
+def test_a_stop_token_is_in_no_list_of_logprobs_and_a_stop_strings_tokens_are(model: Model) -> None:
     ended = model.ask(ignore_eos=False, stop_token_ids=(LIKED,), logprobs=1)
     assert [u.logprobs for u in ended.updates] == [()]
     text = TOKENIZER.decode([LIKED], keep_special_tokens=False)
     cut = model.ask(stop=(text * 2,), logprobs=1)
     assert [len(u.logprobs) for u in cut.updates] == [1, 1]
     assert cut.text == ""
+    assert cut.completion.stop_logprobs is None
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.3, "seed": 4, "logit_bias": {9: 3.0}}], ids=str)
+def test_a_stop_tokens_logprobs_come_with_the_completion(hashed: Model, sampling: dict[str, Any]) -> None:
+    ids = hashed.ask(**sampling).ids
+    length = next(n for n in range(2, 12) if ids[n] not in ids[:n])
+    ending = {"ignore_eos": False, "stop_token_ids": (ids[length],)}
+    answer = hashed.ask(**sampling, **ending, logprobs=2)
+    assert answer.ids == ids[:length]
+    assert sum(len(update.logprobs) for update in answer.updates) == length
+    place = answer.completion.stop_logprobs
+    assert place is not None
+    exact = expected_logprobs(PROMPT, ids)[length]
+    assert place.chosen.token_id == ids[length]
+    assert place.chosen.logprob == pytest.approx(exact[ids[length]], abs=1e-6)
+    assert place.chosen.raw == TOKENIZER.token_bytes(ids[length])
+    assert [token.token_id for token in place.top] == np.argsort(-exact, kind="stable")[:2].tolist()
+    assert hashed.ask(**sampling, **ending).completion.stop_logprobs is None
+    assert hashed.ask(**sampling, logprobs=2).completion.stop_logprobs is None
 
 
 def test_hopeless_tokens_have_finite_logprobs(tmp_path: Path) -> None:

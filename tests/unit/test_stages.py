@@ -169,6 +169,26 @@ def test_every_weight_is_written_once(exported: Artifact, tmp_path: Path) -> Non
     assert not any(name.startswith("model.embed_tokens") for name in names)
 
 
+def crossing(manifest: dict[str, Any], only: str | None = None, **said: Any) -> None:
+    """Say something else of what crosses the cut, on both sides. only: of the tensor with this name."""
+    first, last = manifest["stages"]
+    for spec in (*first["outputs"], *last["inputs"]):
+        if len(spec["shape"]) == 3 and only in (None, spec["name"]):
+            spec.update(said)
+    last["takes"] = [said.get("name", name) if name == only else name for name in last["takes"]]
+
+
+def nothing_crosses(manifest: dict[str, Any]) -> None:
+    first, last = manifest["stages"]
+    taken = last.pop("takes")
+    first["outputs"] = [spec for spec in first["outputs"] if spec["name"] not in taken]
+
+
+def twice(manifest: dict[str, Any], field: str) -> None:
+    first, last = manifest["stages"]
+    last[field] = first[field]
+
+
 EDITS: dict[str, tuple[Edit, str]] = {
     "one stage": (lambda m: m["stages"].pop(), "stages"),
     "no stages": (lambda m: m["stages"].clear(), "stages"),
@@ -200,6 +220,19 @@ EDITS: dict[str, tuple[Edit, str]] = {
             inputs=[s for s in m["stages"][0]["inputs"] if ".1.key" not in s["name"]]
         ),
         "past_key_values.1.key",
+    ),
+    "a width without a number": (lambda m: crossing(m, shape=["batch", "tokens", "x"]), "crosses"),
+    "two widths": (lambda m: crossing(m, "delta.2", shape=["batch", "tokens", "x"]), "crosses"),
+    "no rows": (lambda m: crossing(m, shape=[]), "crosses"),
+    "another type on both sides": (lambda m: crossing(m, dtype="int64"), "crosses"),
+    "nothing crosses": (lambda m: nothing_crosses(m), "crosses"),
+    "logits cross": (lambda m: crossing(m, "delta.2", name="logits"), "crosses"),
+    "a stage's graph twice": (lambda m: twice(m, "graph"), "stage 1 has stage0.onnx"),
+    "a stage's weights twice": (lambda m: twice(m, "data"), "stage 1 has stage0.onnx.data"),
+    "a stage's scales twice": (lambda m: twice(m, "scales"), "stage 1 has stage0_kv_scales.bin"),
+    "another stage's weights as shared": (
+        lambda m: m["stages"][1].update(shared_data=["stage0.onnx.data"]),
+        "stage 1 has stage0.onnx.data",
     ),
     "no logits": (
         lambda m: next(s for s in m["stages"][1]["outputs"] if s["name"] == "logits").update(name="odds"),
@@ -234,3 +267,37 @@ def test_a_preview_says_where_a_model_would_be_cut(tmp_path: Path, options: dict
     exported = export_tiny(source, tmp_path / "out", **options).manifest.stages or ()
     assert found == [{"first_layer": s.first_layer, "end_layer": s.end_layer} for s in exported]
     assert bool(found) is ("stages" in options)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "fp32"},
+        {"precision": "int8", "activations": "static", "transforms": ("rotate",), "head_precision": "fp32"},
+    ],
+    ids=["fp32", "rotated"],
+)
+def test_no_layer_moved_across_the_cut_would_make_the_largest_stage_smaller(
+    tmp_path: Path, options: dict[str, Any], *, tied: bool
+) -> None:
+    """Of layers that are small beside the tables, which lie in one stage or in both."""
+    small = {"num_hidden_layers": 8, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16}
+    shape = small | {"num_key_value_heads": 1, "tie_word_embeddings": tied}
+    staged = export_tiny(
+        write_hf_folder(tmp_path / "model", shape), tmp_path / "out", stages=StageChoice(2), **options
+    )
+    sizes = {entry.path: entry.bytes for entry in staged.manifest.files}
+    stages = staged.manifest.stages or ()
+    first, last = (sum(sizes[name] for name in (s.data, *s.shared_data)) for s in stages)
+    graph = onnx.load(staged.folder / stages[0].graph, load_external_data=False).graph
+    layer = sum(
+        int(entry.value)
+        for tensor in graph.initializer
+        if tensor.name.startswith("model.layers.0.")
+        for entry in tensor.external_data
+        if entry.key == "length"
+    )
+    assert layer < sizes[stages[0].data] / 3
+    slack = 64 * 40  # of arrays that begin at whole cache lines
+    assert max(first, last) <= min(max(first - layer, last + layer), max(first + layer, last - layer)) + slack

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from llorch_export.graph.stage_choice import StageChoice
@@ -14,6 +16,7 @@ from llorch_export.pipeline import export
 from llorch_export.terminal.inspect import describe
 from llorch_export.verify.layers.graph import run_observed
 from llorch_serve.artifact.folder import Artifact
+from llorch_serve.errors import ArtifactError
 from support.builders.checkpoints import Weights, write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids, silent
 
@@ -84,6 +87,21 @@ def test_the_whole_is_told_as_of_one_graph_but_for_rotary_tables(told: Contents,
     rotary = "rotary tables"
     assert told.graph.weight_bytes == one.graph.weight_bytes | {rotary: 2 * one.graph.weight_bytes[rotary]}
     assert (told.kv_bytes_per_token, told.context_length) == (one.kv_bytes_per_token, one.context_length)
+
+
+@pytest.mark.parametrize("kind", [0, 99])
+def test_a_graph_whose_values_have_no_known_type_is_refused(
+    staged: Artifact, tmp_path: Path, kind: int
+) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(staged.folder, folder)
+    path = folder / (staged.manifest.stages or ())[1].graph
+    model = onnx.load(path, load_external_data=False)
+    value = model.graph.value_info.add(name="odd")
+    value.type.tensor_type.elem_type = kind
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ArtifactError, match="'odd' has no type"):
+        contents(Artifact(folder, staged.manifest))
 
 
 def test_people_read_it_in_lines(told: Contents) -> None:

@@ -10,8 +10,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 import lm_eval
+from lm_eval.models.openai_completions import LocalCompletionsAPI
 from lm_eval.tasks import TaskManager
-from shown import REAL, SCRIPTED, TALK, Served, refusal, row
+from shown import CAPITAL, REAL, SCRIPTED, TALK, Served, posted, refusal, row
 
 folder = Path("lm_eval_task").resolve()
 folder.mkdir(exist_ok=True)
@@ -49,6 +50,22 @@ def evaluate(kind: str, served: Served, route: str, **more: object) -> dict:
     return found["results"]["capital"]
 
 
+def likelihoods() -> list[tuple[float, bool, float, bool]]:
+    """Return for continuations of ids what the client makes of an echo, and what /v1/score says of them."""
+    client = LocalCompletionsAPI(
+        model=REAL.model, base_url=f"{REAL.url}/completions", tokenizer_backend=None, max_retries=1
+    )
+    # It sends ids where it has a tokenizer. Here the worker has split the texts, and none is needed.
+    client.tokenizer, client.tokenized_requests = posted, True
+    messages = [{"role": "user", "content": CAPITAL}]
+    context = posted(REAL, "/tokenize", messages=messages)["tokens"]
+    answers = (TALK, "The capital of France is Paris.", f"{TALK} It is", "Rome", "!")
+    ids = [posted(REAL, "/tokenize", prompt=answer)["tokens"] for answer in answers]
+    found = client._loglikelihood_tokens([(("", str(one)), context, one) for one in ids])
+    scores = posted(REAL, "/v1/score", context=context, continuations=ids)["data"]
+    return [(*mine, score["logprob"], score["is_greedy"]) for mine, score in zip(found, scores, strict=True)]
+
+
 row(
     "plain",
     lambda: evaluate("local-chat-completions", SCRIPTED, "chat/completions"),
@@ -58,6 +75,11 @@ row(
     "completions",
     lambda: evaluate("local-completions", REAL, "completions"),
     lambda saw: "exact_match,none" in saw,
+)
+row(
+    "likelihoods",
+    likelihoods,
+    lambda saw: all(abs(a - b) < 1e-3 and one is other for a, one, b, other in saw),
 )
 row(
     "a refusal ends the run",

@@ -85,6 +85,15 @@ def refusal(call: Callable[[], object]) -> str:
     raise AssertionError(f"expected an error, found {found!r}")
 
 
+def posted(served: Served, path: str, **body: object) -> dict[str, Any]:
+    """Return what a worker answers to a body of JSON."""
+    request = urllib.request.Request(  # noqa: S310 - our own worker
+        f"{served.root}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+        return dict(json.load(answer))
+
+
 def idle(served: Served = SCRIPTED, limit_s: float = 10.0) -> bool:
     """Wait until a worker is at no answer; tell whether that came about."""
     end = time.monotonic() + limit_s

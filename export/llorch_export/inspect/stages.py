@@ -18,6 +18,7 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KV_BYTES, Manifest, TensorSpec, cache_names
 from llorch_serve.artifact.stages import stage_manifest
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK
+from llorch_serve.errors import ArtifactError
 
 if TYPE_CHECKING:
     import onnx
@@ -116,6 +117,7 @@ def _most_at_once(model: onnx.ModelProto, manifest: Manifest, tokens: int) -> in
 
 def _sizes(model: onnx.ModelProto, manifest: Manifest, tokens: int) -> Iterator[tuple[str, int]]:
     """Give the bytes of each value that depends on a call's inputs, of one sequence and one row of logits."""
+    from onnx import TensorProto
     from onnx.helper import tensor_dtype_to_np_dtype
 
     from llorch_export.inspect.widening import Widening
@@ -126,5 +128,10 @@ def _sizes(model: onnx.ModelProto, manifest: Manifest, tokens: int) -> Iterator[
         if value.name in cache or widening.makes(value.name) or value.name in widening.weights:
             continue
         of = value.type.tensor_type
+        if of.elem_type not in TensorProto.DataType.values() or of.elem_type == TensorProto.UNDEFINED:
+            raise ArtifactError(
+                f"a graph of {manifest.model_id[:100]}: {value.name[:100]!r} has no type that ONNX knows "
+                f"({of.elem_type}); export the model again"
+            )
         shape = (d.dim_value if d.HasField("dim_value") else chosen.get(d.dim_param, 1) for d in of.shape.dim)
         yield value.name, math.prod(shape) * tensor_dtype_to_np_dtype(of.elem_type).itemsize

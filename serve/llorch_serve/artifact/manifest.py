@@ -726,6 +726,11 @@ def _check_stages(manifest: Manifest, stages: tuple[Stage, ...], origin: str) ->
         taken = {spec.name: spec for spec in stage.inputs if spec.name in stage.takes}
         if taken != given or set(stage.takes) != given.keys():
             refuse(f"{here} takes {', '.join(stage.takes)[:200] or 'nothing'} and is given something else")
+        if number and not _are_rows(taken):
+            refuse(
+                f"{', '.join(taken)[:200] or 'nothing'} crosses to {here}, expected rows of floats of one "
+                "width, [batch, tokens, width]"
+            )
         given = {spec.name: spec for spec in stage.outputs if spec.name not in cache_names(kv)}
         for what, found, expected in (
             ("a graph over an int8 cache", stage.decode_graph, manifest.int8_cache),
@@ -738,6 +743,29 @@ def _check_stages(manifest: Manifest, stages: tuple[Stage, ...], origin: str) ->
         end = stage.end_layer
     if end != layers or given.keys() != {"logits"}:
         refuse(f"the stages end at layer {end} of {layers}, with {', '.join(given)[:200]}; expected logits")
+    _check_owners(stages, origin)
+
+
+def _check_owners(stages: tuple[Stage, ...], origin: str) -> None:
+    """Raise ArtifactError where a stage has a file of another that is not said to be shared."""
+    owners: dict[str, Stage] = {}
+    for number, stage in enumerate(stages):
+        for name in stage.files:
+            owner = owners.setdefault(name, stage)
+            if owner is not stage and not (name in stage.shared_data and name in owner.shared_data):
+                raise ArtifactError(
+                    f"{origin}: stage {number} has {name[:200]}, which is another stage's. Export the model "
+                    "again."
+                )
+
+
+def _are_rows(crossing: dict[str, TensorSpec]) -> bool:
+    """Tell whether tensors can cross a cut: hidden states, all of one width and type."""
+    kinds = {(spec.dtype, len(spec.shape), *spec.shape[2:]) for spec in crossing.values()}
+    match list(kinds):
+        case [("float32" | "float16" | "bfloat16", 3, int(width))]:
+            return width > 0 and "logits" not in crossing
+    return False
 
 
 class _VersionOnly(msgspec.Struct):

@@ -20,6 +20,10 @@ CHAT_URL: Final = "/v1/chat/completions"
 COMPLETIONS_URL: Final = "/v1/completions"
 URLS: Final = (CHAT_URL, COMPLETIONS_URL, "/v1/embeddings", "/v1/responses", "/v1/score", "/v1/rerank")
 MAX_LINE_BYTES: Final = 16 * 2**20
+MAX_ASKED_BYTES: Final = 4 * 2**20 + 2**16
+"""Of a line that can be answered: no route takes a longer body. Of others only the id is read, as Python's
+objects of a line of 16 MiB may take half a gigabyte, and stop all that the process does for a second.
+"""
 MAX_ID_CHARACTERS: Final = 512
 MAX_SHOWN: Final = 80  # characters of what was found
 _FIELDS: Final = ("custom_id", "method", "url", "body")
@@ -27,6 +31,17 @@ _BARE: Final = {"messages": CHAT_URL, "prompt": COMPLETIONS_URL}
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
+
+
+class _Named(msgspec.Struct):
+    """Of a line, what says whose answer it gets."""
+
+    custom_id: msgspec.Raw = msgspec.Raw()
+    url: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw = msgspec.Raw()
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,10 @@ class LineForm:
 
     def read(self, number: int, raw: bytes) -> BatchLine:
         """Return the line. Raises UnreadableLineError, or BadLineError where its custom_id can be read."""
+        if len(raw) > MAX_ASKED_BYTES:
+            raise BadLineError(
+                _id_of_long(number, raw), f"has {len(raw)} bytes; expected at most {MAX_ASKED_BYTES}"
+            )
         fields = _fields(raw)
         if "url" in fields or "body" in fields or not _BARE.keys() & fields.keys():
             return self._read_openai(number, fields)
@@ -77,9 +96,7 @@ class LineForm:
 
     def _read_openai(self, number: int, fields: dict[str, msgspec.Raw]) -> BatchLine:
         if "custom_id" not in fields:
-            raise UnreadableLineError(
-                "has no custom_id; a line has custom_id, method, url and body, or a prompt, or messages"
-            )
+            raise _without_id()
         custom_id = _custom_id(fields["custom_id"])
         if unknown := sorted(fields.keys() - set(_FIELDS)):
             raise BadLineError(
@@ -111,21 +128,55 @@ class LineForm:
         return BatchLine(number, custom_id, url, _encode({**self.settings, **fields}), is_bare=True)
 
 
-def _fields(raw: bytes) -> dict[str, msgspec.Raw]:
+def _id_of_long(number: int, raw: bytes) -> str:
+    """Return the id of a line of which nothing else is read."""
+    _check_utf8(raw)
     try:
-        str(memoryview(raw), "utf-8")  # msgspec does not look into what is kept as it came
-    except UnicodeDecodeError as error:
-        raise UnreadableLineError(f"is not UTF-8 at byte {error.start}; write the file as UTF-8") from None
+        found = _decode_named(raw)
+    except RecursionError:
+        raise _too_deep() from None
+    except NOT_JSON as error:
+        raise _no_object(raw, error) from None
+    if memoryview(found.custom_id):
+        return _custom_id(found.custom_id)
+    if memoryview(found.url) or memoryview(found.body):
+        raise _without_id()
+    return f"line-{number}"
+
+
+def _fields(raw: bytes) -> dict[str, msgspec.Raw]:
+    _check_utf8(raw)
     try:
         return _decode(raw)
     except RecursionError:
-        raise UnreadableLineError("is nested too deeply to be read") from None
+        raise _too_deep() from None
     except NOT_JSON as error:
         if custom_id := _id_in_spite_of_faults(raw):
             fault = "NaN, Infinity or half a surrogate pair"
             raise BadLineError(custom_id, f"holds {fault}, which JSON has not; write it without") from None
-        reason = str(error).removeprefix("JSON is malformed: ")
-        raise UnreadableLineError(f"is no object in JSON ({reason}): {_shown(raw.decode())}") from None
+        raise _no_object(raw, error) from None
+
+
+def _check_utf8(raw: bytes) -> None:
+    try:
+        str(memoryview(raw), "utf-8")  # msgspec does not look into what is kept as it came
+    except UnicodeDecodeError as error:
+        raise UnreadableLineError(f"is not UTF-8 at byte {error.start}; write the file as UTF-8") from None
+
+
+def _too_deep() -> UnreadableLineError:
+    return UnreadableLineError("is nested too deeply to be read")
+
+
+def _no_object(raw: bytes, error: Exception) -> UnreadableLineError:
+    reason = str(error).removeprefix("JSON is malformed: ")
+    return UnreadableLineError(f"is no object in JSON ({reason}): {_shown(raw.decode())}")
+
+
+def _without_id() -> UnreadableLineError:
+    return UnreadableLineError(
+        "has no custom_id; a line has custom_id, method, url and body, or a prompt, or messages"
+    )
 
 
 def _id_in_spite_of_faults(raw: bytes) -> str | None:

@@ -16,6 +16,7 @@ from llorch_serve.files.json_errors import NOT_JSON
 _BYTES_PER_TOKEN: Final = 4  # of usual tokenizers and usual text
 _USUAL_ANSWER: Final = 256  # tokens, where a line does not say how many at most
 _MOST_TOKENS: Final = 2**31
+_MOST_DIGITS: Final = len(str(_MOST_TOKENS))
 _HASH_BYTES: Final = 3
 _NAMES: Final = ("role", "content", "text", "tool_calls", "function", "name", "arguments", "output")
 
@@ -33,12 +34,17 @@ def _ends() -> tuple[int, ...]:
 ENDS: Final = _ends()
 
 
+_ABSENT: Final = msgspec.Raw()
+
+
 class _Limits(msgspec.Struct):
-    stream: Any = None
-    n: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
+    """Values as they came: whatever a stranger puts there is not made into objects."""
+
+    stream: msgspec.Raw = _ABSENT
+    n: msgspec.Raw = _ABSENT
+    max_tokens: msgspec.Raw = _ABSENT
+    max_completion_tokens: msgspec.Raw = _ABSENT
+    max_output_tokens: msgspec.Raw = _ABSENT
 
 
 class _Beginning(msgspec.Struct):
@@ -70,11 +76,11 @@ def look(body: bytes) -> Outlook:
         found = _decode_limits(body)
     except NOT_JSON:
         found = _Limits()
-    limits = (found.max_completion_tokens, found.max_tokens, found.max_output_tokens)
-    most = next((limit for limit in limits if _is_count(limit)), _USUAL_ANSWER)
-    answers = found.n if _is_count(found.n) else 1
-    tokens = len(body) // _BYTES_PER_TOKEN + most * answers
-    return Outlook(min(tokens, _MOST_TOKENS), is_stream=found.stream is True)
+    limits = map(_count, (found.max_completion_tokens, found.max_tokens, found.max_output_tokens))
+    most = next((limit for limit in limits if limit is not None), _USUAL_ANSWER)
+    answers = _count(found.n)
+    tokens = len(body) // _BYTES_PER_TOKEN + most * (1 if answers is None else answers)
+    return Outlook(min(tokens, _MOST_TOKENS), is_stream=bytes(memoryview(found.stream)[:5]) == b"true")
 
 
 def beginning_of(body: bytes) -> bytes:
@@ -108,8 +114,12 @@ def prefix_key(beginning: bytes) -> bytes:
     return bytes(key)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+def _count(value: msgspec.Raw) -> int | None:
+    """Return a whole number that makes sense, None for anything else."""
+    digits = bytes(memoryview(value)[: _MOST_DIGITS + 1])
+    if not digits.isdigit() or len(digits) > _MOST_DIGITS or int(digits) > _MOST_TOKENS:
+        return None
+    return int(digits)
 
 
 def _add_texts(value: Any, texts: list[str]) -> None:

@@ -182,7 +182,8 @@ class _Run:
             self._writing, self._ready = self._ready, []
             if self._writing:
                 records = [one.record for one in self._writing]
-                await loop.run_in_executor(self._disk, self._journal.write, records)
+                # Shielded: cancelled before its thread begins, it would never be done.
+                await asyncio.shield(loop.run_in_executor(self._disk, self._journal.write, records))
                 is_dirty = True
             if is_dirty and (self._is_over or loop.time() - flushed >= self._limits.flush_s):
                 await loop.run_in_executor(self._disk, self._journal.flush)

@@ -95,6 +95,11 @@ class EmbeddingEngine:
             ]
         )
 
+    @property
+    def slots(self) -> int:
+        """Return 1: a batch runs at once, whatever is in it."""
+        return 1
+
     def held(self, sequence: Sequence) -> int:
         """Return 0: nothing is kept of a text."""
         return 0

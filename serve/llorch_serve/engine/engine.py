@@ -75,6 +75,11 @@ class Engine:
         self._rate.count(now, tokens)
         return events
 
+    @property
+    def slots(self) -> int:
+        """How many sequences run at once."""
+        return self._scheduler.slots
+
     def held(self, sequence: Sequence) -> int:
         """Return how many tokens of a prompt the cache holds; from any thread, as of about now."""
         return self._scheduler.held(sequence)

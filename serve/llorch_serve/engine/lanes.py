@@ -26,6 +26,10 @@ MOST_AHEAD: Final = 1
 class LaneEngine(SteppedEngine, Protocol):
     """What lanes need of :class:`llorch_serve.engine.engine.Engine`."""
 
+    @property
+    def slots(self) -> int:
+        """Return how many sequences run at once."""
+
     def held(self, sequence: Sequence) -> int:
         """Return how many tokens of a prompt the cache holds; from any thread, as of about now."""
 
@@ -75,13 +79,20 @@ class Lanes:
             loop.stop()
 
     def _choose(self, sequence: Sequence) -> EngineLoop:
-        """Return the emptiest lane, or one that is nearly as empty and holds much more of the prompt."""
+        """Return the emptiest lane, or one that is nearly as empty and holds much more of the prompt.
+
+        Lanes with a free slot come before all others; of full ones, the emptiest has the shortest queue.
+        """
         if len(self._loops) == 1:
             return self._loops[0]
         live = [loop.live for loop in self._loops]
         held = [engine.held(sequence) for engine in self._engines]
-        fewest = min(live)
-        lanes = range(len(self._loops))
+        slots = [engine.slots for engine in self._engines]
+        lanes = [lane for lane, own in enumerate(slots) if live[lane] < own]
+        if not lanes:
+            lanes = list(range(len(slots)))
+            live = [count - own for count, own in zip(live, slots, strict=True)]
+        fewest = min(live[lane] for lane in lanes)
         emptiest = max((lane for lane in lanes if live[lane] == fewest), key=lambda lane: held[lane])
         nearly = [lane for lane in lanes if live[lane] <= fewest + MOST_AHEAD]
         fullest = max(nearly, key=lambda lane: held[lane])

@@ -123,6 +123,11 @@ class Scheduler:
         return self._table.held(sequence)
 
     @property
+    def slots(self) -> int:
+        """How many sequences run at once."""
+        return self._config.slots
+
+    @property
     def waiting(self) -> int:
         """Sequences without a slot."""
         return len(self._waiting)

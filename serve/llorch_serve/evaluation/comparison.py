@@ -47,6 +47,18 @@ def compare(before: Evaluation, after: Evaluation) -> Comparison:
     )
 
 
+def worse(comparison: Comparison) -> list[str]:
+    """Return a line for each figure that is worse beyond noise, or no number any more."""
+    return [
+        f"{one.name} is no number and was {one.before:.6g}"
+        if one.after is None
+        else f"{one.name} is {one.after:.6g} and was {one.before:.6g}: worse than noise "
+        f"({one.difference:+.4g} ± {one.stderr:.2g})"
+        for one in comparison.differences
+        if one.verdict == "worse"
+    ]
+
+
 def _texts(before: Evaluation, after: Evaluation) -> Iterator[Difference]:
     if not after.texts:
         return
@@ -148,7 +160,7 @@ def _metric(name: str, old: Metric, new: Metric, *, same_questions: bool) -> Dif
 
 def _doubted(found: Difference, parts: Sequence[float]) -> Difference:
     """Return a paired difference; as noise where so few parts differ that their signs may be chance."""
-    if found.verdict in ("worse", "better") and by_chance(parts) > CHANCE:
+    if found.verdict in ("worse", "better") and found.difference is not None and by_chance(parts) > CHANCE:
         return msgspec.structs.replace(found, verdict="noise")
     return found
 
@@ -176,8 +188,19 @@ def _difference(
     changed: int | None,
     paired: bool = False,
 ) -> Difference:
-    if before is None or after is None:
-        return _incomparable(name, before, after, "one of the two is no number")
+    if before is None or not math.isfinite(before):
+        return _incomparable(name, None, after, "it was no number in the baseline")
+    if after is None or not math.isfinite(after):  # as where a model is broken, which nothing is worse than
+        return Difference(
+            name=name,
+            before=before,
+            after=None,
+            difference=None,
+            stderr=None,
+            paired=paired,
+            changed=changed,
+            verdict="worse",
+        )
     difference = after - before
     return Difference(
         name=name,

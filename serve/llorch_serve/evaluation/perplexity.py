@@ -86,9 +86,13 @@ def block_size(tokens: int) -> int:
 
 
 def sum_error(blocks: Sequence[float]) -> float | None:
-    """Return the standard error of a sum of blocks, each a draw of its own; None: one block tells none."""
+    """Return the standard error of a sum of blocks, each a draw of its own; None: one block tells none, nor
+    do blocks that are no numbers.
+    """
     count = len(blocks)
-    return None if count < 2 else float(np.std(blocks, ddof=1)) * math.sqrt(count)
+    if count < 2 or not all(map(math.isfinite, blocks)):
+        return None
+    return float(np.std(blocks, ddof=1)) * math.sqrt(count)
 
 
 def _result(

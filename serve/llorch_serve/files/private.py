@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 
@@ -41,13 +42,13 @@ def check_private(path: Path, *, folder: bool = True) -> os.stat_result:
     what = stat.S_ISDIR if folder else stat.S_ISREG
     if not what(found.st_mode):
         problem = f"is no {'folder' if folder else 'file'}"
-    elif found.st_uid != os.geteuid():
+    elif sys.platform != "win32" and found.st_uid != os.geteuid():
         problem = f"belongs to user {found.st_uid}"
     elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = f"can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
     else:
         return found
     raise NotPrivateError(
-        f"{path} {problem}; expected a {'folder' if folder else 'file'} that user {os.geteuid()} alone can "
+        f"{path} {problem}; expected a {'folder' if folder else 'file'} of your own that nobody else can "
         "write: remove it, or set LLORCH_CACHE to another folder"
     )

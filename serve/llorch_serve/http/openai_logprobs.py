@@ -45,7 +45,8 @@ class Columns:
 
         The prompt's first token has no log-probability. Joined, the tokens are the choice's text: of those
         that share a character the last one has it, and the others are empty. ``text_offset`` is where a
-        token begins in the text, in characters: inside of a character, where that one begins.
+        token begins in the text, in characters: inside of a character, where that one begins. A stop token
+        comes last, by its name, where the text ends: clients take the last place for the generated token.
         """
         tokens: list[str] = []
         logprobs: list[float | None] = []
@@ -64,16 +65,28 @@ class Columns:
             text = self._decoder.decode(place.chosen.raw, ends)
             tokens.append(text)
             logprobs.append(place.chosen.logprob)
-            # Where tokens share a text, the likeliest of them counts.
-            tops.append(
-                {
-                    text if other.token_id == place.chosen.token_id else _name(other, "bytes:"): other.logprob
-                    for other in reversed(place.top)
-                }
-            )
+            tops.append(_alternatives(place, text))
             offsets.append(self._offset)
             self._offset += len(text)
+        if update.completion is not None and (stop := update.completion.stop_logprobs) is not None:
+            name = _name(stop.chosen, "bytes:")
+            tokens.append(name)
+            logprobs.append(stop.chosen.logprob)
+            tops.append(_alternatives(stop, name))
+            # What the text has of a character that has not ended comes before it.
+            offsets.append(self._offset + len(self._decoder.decode(b"", final=True)))
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _alternatives(place: TokenLogprobs, chosen: str) -> dict[str, float]:
+    """Return the likeliest tokens of a place by their texts; chosen: that of the token there.
+
+    Where tokens share a text, the likeliest of them counts.
+    """
+    return {
+        chosen if other.token_id == place.chosen.token_id else _name(other, "bytes:"): other.logprob
+        for other in reversed(place.top)
+    }
 
 
 def _decoder() -> codecs.IncrementalDecoder:

@@ -126,13 +126,14 @@ _USAGE_FIELDS: Final = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
 
 
 def _write_completion(completion: Completion) -> pb.Completion:
-    timings = completion.timings
+    timings, stop = completion.timings, completion.stop_logprobs
     return pb.Completion(
         finish_reason=_REASON_TO_WIRE[completion.reason],
         stop_matched=completion.stop_matched,
         usage=pb.Usage(**{name: getattr(completion, name) for name in _USAGE_FIELDS}),
         timings=pb.Timings(queue_s=timings.queue_s, prefill_s=timings.prefill_s, decode_s=timings.decode_s),
         seed=completion.seed,
+        stop_logprobs=None if stop is None else write_logprobs([stop])[0],
     )
 
 
@@ -144,4 +145,7 @@ def _read_completion(message: pb.Completion) -> Completion:
         **{name: getattr(message.usage, name) for name in _USAGE_FIELDS},
         seed=message.seed,
         timings=Timings(message.timings.queue_s, message.timings.prefill_s, message.timings.decode_s),
+        stop_logprobs=read_logprobs([message.stop_logprobs])[0]
+        if message.HasField("stop_logprobs")
+        else None,
     )

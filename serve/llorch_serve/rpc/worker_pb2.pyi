@@ -240,18 +240,20 @@ class Timings(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("finish_reason", "stop_matched", "usage", "timings", "seed")
+    __slots__ = ("finish_reason", "stop_matched", "usage", "timings", "seed", "stop_logprobs")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_MATCHED_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: FinishReason
     stop_matched: str
     usage: Usage
     timings: Timings
     seed: int
-    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_matched: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+    stop_logprobs: TokenLogprobs
+    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop_matched: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., seed: _Optional[int] = ..., stop_logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class ToolCallDelta(_message.Message):
     __slots__ = ("index", "id", "name", "arguments", "broken")

@@ -102,6 +102,8 @@ def shared_graphs(
     try:
         make_private(root)
         with _alone(root):
+            for left in root.glob(".making-*"):  # by a process that was killed, as this one holds the cache
+                shutil.rmtree(left, ignore_errors=True)
             if not _usable(root / name):
                 _make(root, name, artifact, graphs, threads)
             os.utime(root / name / _RECORD)  # used now
@@ -179,8 +181,6 @@ def _status(path: Path) -> _File:
 
 def _make(root: Path, name: str, artifact: Artifact, graphs: Mapping[str, Recipe], threads: int) -> None:
     """Make an entry. Raises ResourceError if there is too little disk, or packing fails."""
-    for left in root.glob(".making-*"):  # by a process that was killed, as the cache is held by this one
-        shutil.rmtree(left, ignore_errors=True)
     needed = _TIMES * sum(entry.bytes for entry in artifact.manifest.files)
     if needed // 2 > MOST_BYTES:
         raise ResourceError(f"they would take {_gib(needed // 2)}; expected at most {_gib(MOST_BYTES)}")
@@ -215,16 +215,24 @@ def _make(root: Path, name: str, artifact: Artifact, graphs: Mapping[str, Recipe
 
 def _run(order: PackingOrder) -> None:
     command = module_command(sys.executable, "llorch_serve.runtime.weights_packing")
-    found = subprocess.run(
+    with subprocess.Popen(
         command,
-        input=msgspec.json.encode(order),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env=child_environment(),
-        check=False,
-    )
-    if found.returncode:
-        last = found.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise ResourceError(f"packing failed: {last[0][:500] if last else f'exit {found.returncode}'}")
+    ) as packer:
+        assert packer.stdin is not None
+        assert packer.stderr is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, and says why
+            # The pipe stays open, since the process ends when it is closed, as every end of this one does.
+            packer.stdin.write(msgspec.json.encode(order) + b"\n")
+            packer.stdin.flush()
+        said = packer.stderr.read()
+        code = packer.wait()
+    if code:
+        last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise ResourceError(f"packing failed: {last[0][:500] if last else f'exit {code}'}")
 
 
 def _bound(root: Path, *, keep: str) -> None:

@@ -17,6 +17,7 @@ import hashlib
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,11 +174,23 @@ def _with_places(
     return model
 
 
+def _end_with_stdin() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
 def main() -> None:
-    """Read an order, and end with 0, or with 1 and one line on stderr."""
+    """Read an order, one line, and end with 0, or with 1 and one line on stderr; end at once when stdin is
+    closed, since whoever asked is gone then.
+    """
     os.umask(0o077)
     try:
-        pack(msgspec.json.decode(sys.stdin.buffer.read(), type=PackingOrder))
+        # Unbuffered: an object with a buffer would be locked by the thread that waits for its end.
+        with open(0, "rb", buffering=0, closefd=False) as orders:
+            order = msgspec.json.decode(orders.readline(), type=PackingOrder)
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+        pack(order)
     except LlorchError as error:
         sys.exit(str(error))
     except Exception as error:  # noqa: BLE001 - whatever the runtime raises, told in one line

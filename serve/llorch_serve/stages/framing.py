@@ -12,8 +12,6 @@ _LENGTH: Final = struct.Struct("<Q")
 MAX_MESSAGE: Final = 2**33
 """Bytes; the logits of 16,000 rows over a vocabulary of 128,000 fit in it."""
 
-_MOST_PARTS: Final = 16  # well below what any system takes in one call
-
 
 class Messages:
     """One end of a connected pair of sockets. Sending and receiving on one thread each."""
@@ -24,14 +22,8 @@ class Messages:
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send one message. Raises OSError if the other end is gone."""
-        whole = sum(len(part) for part in parts)
-        rest = [memoryview(part) for part in (_LENGTH.pack(whole), *parts) if len(part)]
-        while rest:
-            sent = self._socket.sendmsg(rest[:_MOST_PARTS])
-            while rest and sent >= len(rest[0]):
-                sent -= len(rest.pop(0))
-            if sent:
-                rest[0] = rest[0][sent:]
+        whole = sum(memoryview(part).nbytes for part in parts)
+        self._socket.sendall(b"".join((_LENGTH.pack(whole), *parts)))
 
     def receive(self) -> memoryview | None:
         """Return the next message, valid until the one after it; None once the other end is gone.

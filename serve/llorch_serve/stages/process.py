@@ -148,7 +148,7 @@ class ProcessHost:
         if code < 0:
             with contextlib.suppress(ValueError):  # a signal without a name
                 how = f"signal {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
+        if how == "signal SIGKILL":
             how += " (as the system ends one where memory is short)"
         return StageEndedError(
             f"the process of {self._name} ended with {how}, and the keys and values of all sequences with "

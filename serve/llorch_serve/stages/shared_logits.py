@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,10 +23,10 @@ def make_memory(size: int) -> int | None:
 
     Its pages are taken as they are written.
     """
-    if not hasattr(os, "memfd_create"):
-        return None
-    descriptor = os.memfd_create("llorch-logits")
-    os.ftruncate(descriptor, size)
+    descriptor: int | None = None
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("llorch-logits")
+        os.ftruncate(descriptor, size)
     return descriptor
 
 

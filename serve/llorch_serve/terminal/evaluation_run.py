@@ -12,10 +12,10 @@ import msgspec
 from llorch_serve.bench.resources import look_at_host
 from llorch_serve.errors import UsageError
 from llorch_serve.evaluation import tables
-from llorch_serve.evaluation.comparison import compare
+from llorch_serve.evaluation.comparison import compare, worse
 from llorch_serve.evaluation.gates import Gate, check_asked, missed, read_gates
 from llorch_serve.evaluation.perplexity import NamedText, measure_texts
-from llorch_serve.evaluation.schema import Comparison, Evaluation, Settings, TaskResult, read_evaluation
+from llorch_serve.evaluation.schema import Evaluation, Settings, TaskResult, read_evaluation
 from llorch_serve.evaluation.scores import ModelScores
 from llorch_serve.evaluation.tasks import LoadedTasks, TaskChoice, lm_eval_version, load_tasks, run_tasks
 from llorch_serve.fidelity.reference_file import ReferenceFile, read_reference
@@ -108,7 +108,7 @@ def judge(found: Evaluation, asked: Asked, *, as_json: bool) -> None:
         write(tables.terminal(whole))
     lines = missed(asked.gates, whole)
     if asked.fail_if_worse and comparison is not None:
-        lines += _worse(comparison)
+        lines += worse(comparison)
     for line in lines:
         fail(line, 1)
     if lines:
@@ -119,12 +119,3 @@ def _loaded(choice: TaskChoice) -> LoadedTasks:
     with required("eval"):
         import lm_eval  # noqa: F401 - fails here, with the line to install it
     return load_tasks(choice)
-
-
-def _worse(comparison: Comparison) -> list[str]:
-    return [
-        f"{one.name} is {one.after:.6g} and was {one.before:.6g}: worse than noise ({one.difference:+.4g} ± "
-        f"{one.stderr:.2g})"
-        for one in comparison.differences
-        if one.verdict == "worse"
-    ]

@@ -80,15 +80,17 @@ class Answer:
         text, matched = "", None
         ids: tuple[int, ...] = ()
         told: tuple[TokenLogprobs, ...] = ()
+        stop_logprobs = None
         if event.scores is not None:
             self.scored += 1
             self.logprob += event.scores.logprob
+            if self.tells_logprobs:
+                place = name_tokens(event.scores, self.tokenizer)
+                told, stop_logprobs = ((), place) if event.is_stop_token else ((place,), None)
         if event.token_id is not None and not event.is_stop_token:
             text, matched = self.stream.push(event.token_id)
             ids = (event.token_id,)
             self.generated += 1
-            if event.scores is not None and self.tells_logprobs:
-                told = (name_tokens(event.scores, self.tokenizer),)
         completion = None
         if matched is not None:
             completion = self._completion(FinishReason.STOP, matched)
@@ -96,7 +98,7 @@ class Answer:
             text += self.stream.finish()
             stopped_by = event.token_id if event.is_stop_token else None
             stop_text = None if stopped_by is None else self.tokenizer.token_text(stopped_by)
-            completion = self._completion(event.finish, stop_text)
+            completion = replace(self._completion(event.finish, stop_text), stop_logprobs=stop_logprobs)
         update = GenerationUpdate(
             event.sequence.request_id,
             text,

@@ -74,7 +74,7 @@ class Worker(LoadedModel):
         self._pipeline = pipeline
         self._slots = sum(each.capacity.slots for each in sessions)
         most_waiting = -(-config.max_waiting // len(sessions))
-        scheduling = [_scheduling(each, config, max_waiting=most_waiting) for each in sessions]
+        scheduling = [_scheduling(each, config, lanes=len(sessions)) for each in sessions]
         self._lookup = config.lookup
         self._ranking = choose_ranking(config.rank_format, prompts, artifact.manifest.model_id)
         self._intake = Intake(
@@ -214,15 +214,16 @@ class Worker(LoadedModel):
         return together(loads, () if self._pipeline is None else self._pipeline.times())
 
 
-def _scheduling(session: ServedSession, config: EngineConfig, *, max_waiting: int) -> SchedulerConfig:
-    """Return the rules by which a session's calls are planned."""
+def _scheduling(session: ServedSession, config: EngineConfig, *, lanes: int) -> SchedulerConfig:
+    """Return the rules by which a session's calls are planned. lanes: share what may queue."""
     able, capacity = session.capabilities, session.capacity
     return SchedulerConfig(
         slots=capacity.slots,
         budget=capacity.budget,
         prefill_chunk=config.prefill_chunk if able.chunked_prefill else capacity.context,
-        max_waiting=max_waiting,
-        max_waiting_tokens=config.max_waiting_tokens or max(DEFAULT_MOST_TOKENS, capacity.budget),
+        max_waiting=-(-config.max_waiting // lanes),
+        max_waiting_tokens=-(-(config.max_waiting_tokens or 0) // lanes)
+        or max(DEFAULT_MOST_TOKENS, capacity.budget),
         kv_cache=config.kv_cache,
         prefix_cache=config.prefix_cache and able.prefix_reuse,
         strict_reuse=config.strict_reuse,

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Final
 
 import msgspec
 
@@ -65,10 +66,17 @@ class SharedAnswerer:
             return await self._answerer.answer(line)
 
 
+_ABSENT: Final = msgspec.Raw(b"null")
+_LONG_BYTES: Final = 256 * 2**10  # of a list whose items are not counted on the event loop
+_MANY: Final = 2**20  # more than there are places, whatever the worker
+
+
 class _Body(msgspec.Struct):
     n: int | None = None
     best_of: int | None = None
-    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    prompt: msgspec.Raw = _ABSENT
+    continuations: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -76,15 +84,21 @@ _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def answers_of(body: bytes) -> int:
-    """Return how many answers a body asks for at once; 1 for one that its route will refuse."""
+    """Return how many answers a body asks for at once, scores among them; 1 for one that its route will
+    refuse.
+    """
     try:
         found = _decode(body)
-        prompts = 1
-        if memoryview(found.prompt)[:1].tobytes() == b"[":
-            several = _decode_list(found.prompt)
-            first = memoryview(several[0])[:1].tobytes() if several else b""
-            if first in (b"[", b'"'):  # else it is one, as token ids
-                prompts = len(several)
+        prompts = max(1, _count(found.prompt)) * max(found.n or 1, found.best_of or 1)
+        # Each document is scored twice: as one that is relevant, and as one that is not.
+        return max(1, prompts, _count(found.continuations), 2 * _count(found.documents))
     except NOT_JSON:
         return 1
-    return max(1, prompts * max(found.n or 1, found.best_of or 1))
+
+
+def _count(value: msgspec.Raw) -> int:
+    """Return how many texts a list has; 0 for what is none, as for the token ids of one text."""
+    view = memoryview(value)
+    if bytes(view[:1]) != b"[" or bytes(view[1:64]).lstrip()[:1].isdigit():
+        return 0
+    return _MANY if len(view) > _LONG_BYTES else len(_decode_list(value))

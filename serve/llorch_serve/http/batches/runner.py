@@ -1,8 +1,8 @@
 """What becomes of batches: each is checked, run in its turn, and ended, whatever happens meanwhile.
 
 Input: batches of the store, and the work on one of them. Output: their statuses, and files of results. One
-batch of a caller runs at a time, and batches of a few callers beside each other. What a restart finds goes on
-where it was. Belongs to one event loop.
+batch of a caller is checked and one runs at a time, and those of a few callers run beside each other. What a
+restart finds goes on where it was. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import secrets
 import threading
@@ -68,8 +69,12 @@ class Work(Protocol):
     def size(self, batch: BatchRecord) -> int:
         """Return how many bytes its results take. Blocks."""
 
-    def end(self, batch: BatchRecord) -> dict[str, Any]:
-        """Make files of its results, and return what of its record that changes. Blocks. Raises OSError."""
+    def end(self, batch: BatchRecord, stopping: threading.Event) -> dict[str, Any]:
+        """Make files of its results, and return what of its record that changes. Blocks, and makes no more
+        of them once ``stopping`` is set.
+
+        Raises OSError.
+        """
 
 
 class Blocking(Protocol):
@@ -88,6 +93,9 @@ class BatchRunner:
         self._blocking = blocking
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by batch
         self._owners: dict[str, str] = {}  # of batches that run
+        self._checked: dict[str, str] = {}  # owners of batches that are checked, or wait for it
+        self._served: dict[str, int] = {}  # by owner, which one it was of the batches that have begun to run
+        self._begun = itertools.count(1)
         self._cancelled: set[str] = set()  # batches whose tasks have been told
         self._progress: dict[str, Counts] = {}
         self._changed = asyncio.Event()
@@ -122,7 +130,10 @@ class BatchRunner:
         while True:
             self._changed.clear()
             live = await self._blocking(self._store.live_batches)
-            for batch in live:
+            owners = {batch.owner for batch in live}
+            self._served = {owner: begun for owner, begun in self._served.items() if owner in owners}
+            # Whoever has waited longest for a turn is first, however many batches others have sent before.
+            for batch in sorted(live, key=lambda batch: self._served.get(batch.owner, 0)):
                 if self._store.is_current(batch):
                     self._attend(batch)
                 else:  # it has gone on since it was looked for
@@ -141,7 +152,10 @@ class BatchRunner:
             return
         work: Callable[[], Coroutine[Any, Any, None]]
         match batch.status:
+            case Status.VALIDATING if batch.owner in self._checked.values():
+                return
             case Status.VALIDATING:
+                self._checked[batch.id] = batch.owner
                 work = functools.partial(self._check, batch)
             case Status.CANCELLING:
                 work = functools.partial(self._end, batch, Status.CANCELLED)
@@ -154,13 +168,14 @@ class BatchRunner:
                 return
             case _:
                 self._owners[batch.id] = batch.owner
+                self._served[batch.owner] = next(self._begun)
                 work = functools.partial(self._run, batch)
         task = self._tasks[batch.id] = asyncio.ensure_future(self._attempt(batch, work))
         task.add_done_callback(lambda _: self._leave(batch))
 
     def _leave(self, batch: BatchRecord) -> None:
         """Forget what was done for a batch, and look what it needs next."""
-        for kept in (self._tasks, self._owners):
+        for kept in (self._tasks, self._owners, self._checked):
             kept.pop(batch.id, None)
         self._cancelled.discard(batch.id)
         self.look()
@@ -251,16 +266,17 @@ class BatchRunner:
 
     async def _end(self, batch: BatchRecord, end: Status, faults: tuple[Fault, ...] = ()) -> None:
         """Make files of the results of a batch and bring it to its last status."""
+        stopping = threading.Event()
         begun = _CANCELLED_FROM if end is Status.CANCELLED else _ENDED_FROM
 
         def finish() -> None:
             found = self._store.move(batch.id, Status.FINALIZING, begun, end=end, faults=faults)
             if found.status is Status.FINALIZING:
-                changes = self._work.end(found)
+                changes = self._work.end(found, stopping)
                 self._store.move(batch.id, end, frozenset({Status.FINALIZING}), **changes)
                 self._store.tidy(batch)
 
-        await self._blocking(finish)
+        await self._blocking(finish, stopping.set)
         self._progress.pop(batch.id, None)
 
 

@@ -33,6 +33,8 @@ class BatchService:
         self.settings = settings
         self.store = Store(settings)
         self._threads = ThreadPoolExecutor(_THREADS, "llorch-batches")
+        # Of their own: a batch may read and write gigabytes at its beginning and end.
+        self._asked = ThreadPoolExecutor(_THREADS, "llorch-files")
         self._runner: BatchRunner | None = None
 
     async def open(self) -> None:
@@ -61,13 +63,14 @@ class BatchService:
     async def close(self) -> None:
         """Stop, and let others use the folder."""
         await self.stop()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._asked, self._threads):
+            threads.shutdown(wait=True, cancel_futures=True)
         self.store.close()
 
     async def asked(self, work: Callable[[], T]) -> T:
         """Do what a request asks for. Raises what it raises, and HttpError where the disk is full."""
         try:
-            return await self.blocking(work)
+            return await _on(self._asked, work)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -75,16 +78,22 @@ class BatchService:
             raise HttpError(507, "disk_full", "the worker's disk is full; try again later") from error
 
     async def blocking(self, work: Callable[[], T], hurry: Callable[[], None] = lambda: None) -> T:
-        """Run a function on a thread. Where this is cancelled it waits for the function first.
+        """Run a function of a batch on a thread. Where this is cancelled it waits for the function first.
 
         hurry: called then, to have the function end soon.
         """
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            hurry()
-            await asyncio.wait([running])
-            if not running.cancelled():
-                running.exception()  # else asyncio logs it
-            raise
+        return await _on(self._threads, work, hurry)
+
+
+async def _on(
+    threads: ThreadPoolExecutor, work: Callable[[], T], hurry: Callable[[], None] = lambda: None
+) -> T:
+    running = asyncio.get_running_loop().run_in_executor(threads, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        hurry()
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # else asyncio logs it
+        raise

@@ -174,10 +174,11 @@ class Store:
     def add_batch(self, batch: BatchRecord) -> BatchRecord:
         """Keep a new batch; where its caller has too many, the oldest that has ended makes room.
 
-        Raises HttpError if none has, InvalidRequestError if its input is no file that a batch reads.
+        Raises HttpError if none has, or if its caller has no room for results, which nobody would refuse,
+        InvalidRequestError if its input is no file that a batch reads.
         """
         with self._lock:
-            self._expire()
+            self.check_room(batch.owner, 0)
             self._check_input(batch)
             mine = [one for one in self._batches.values() if one.owner == batch.owner]
             if len(mine) >= self._settings.caller_files:

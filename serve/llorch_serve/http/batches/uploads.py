@@ -6,6 +6,7 @@ holds a piece at a time, and the small fields. Methods block on the disk and may
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -103,10 +104,11 @@ class Upload:
 
     def abandon(self) -> None:
         """Let go of what has come, unless it is kept."""
-        self._file.close()
-        self._place.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what a full disk did not take, it does not take now
+            self._file.close()
         self._store.give_back(self._owner, self._counted)
         self._counted = 0
+        self._place.unlink(missing_ok=True)
 
     def _made_parser(self, content_type: str) -> MultipartParser:
         kind, options = parse_options_header(content_type[:1024])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,12 @@ from llorch_serve.http.batches.places import Places, SharedAnswerer
 from llorch_serve.http.batches.records import BatchRecord, Counts, Fault, Status, TokenUsage
 from llorch_serve.http.batches.runner import BatchFaultError, Blocking
 from llorch_serve.http.batches.store import Store
+from llorch_serve.http.problems import HttpError
+
+MAX_REQUESTS: Final = 1_000_000
+"""Of a batch. A file of 512 MiB has room for twenty times as many of the shortest, which would take the disk
+gigabytes for their plan and their failures, and the process minutes of its time.
+"""
 
 _MOST_FAULTS: Final = 20
 _AT_ONCE: Final = 1000  # lines that are written together
@@ -43,17 +50,27 @@ MakeAnswerer = Callable[[BatchRecord, str], Answerer]
 
 
 class _StoppableSource(JsonLinesSource):
-    """A file of which no more is read once ``stopping`` is set: to read all of it may take a minute."""
+    """A file of at most MAX_REQUESTS, of which no more is read once ``stopping`` is set: to read it all may
+    take a minute.
+    """
 
     def __init__(self, path: Path, stopping: threading.Event) -> None:
         super().__init__(path)
         self._stopping = stopping
 
     def scan(self) -> Iterator[RawLine]:
-        """Yield every line that is not blank. Raises OSError, InterruptedError where it was stopped."""
-        for line in super().scan():
+        """Yield every line that is not blank.
+
+        Raises UsageError for too many, OSError, InterruptedError where it was stopped.
+        """
+        for count, line in enumerate(super().scan(), 1):
             if self._stopping.is_set():
                 raise InterruptedError("nobody waits for this file any more")
+            if count > MAX_REQUESTS:
+                raise UsageError(
+                    f"{self._path} has more than {MAX_REQUESTS} requests, the most of a batch; send them in "
+                    "several files"
+                )
             yield line
 
 
@@ -120,12 +137,16 @@ class BatchWork:
         place = self._place(batch)
         return sum(path.stat().st_size for path in (place.output, place.errors) if path.exists())
 
-    def end(self, batch: BatchRecord) -> dict[str, Any]:
-        """Make files of its results, and return what of its record that changes. Blocks. Raises OSError."""
+    def end(self, batch: BatchRecord, stopping: threading.Event) -> dict[str, Any]:
+        """Make files of its results, and return what of its record that changes. Blocks.
+
+        Raises OSError, and InterruptedError where it was stopped.
+        """
         place, content = self._place(batch), self._store.folder.content
         named = ((batch.output_file_id, place.output), (batch.error_file_id, place.errors))
+        faults = batch.faults
         if batch.end is Status.EXPIRED and not any(content(file_id).exists() for file_id, _ in named):
-            self._write_expired(batch)
+            faults += self._write_expired(batch, stopping)
         kept = tuple(file_id for file_id, path in named if self._store.keep_result(batch, file_id, path))
         answered, usage = _look(content(batch.output_file_id)) if batch.output_file_id in kept else _NOTHING
         failed, _ = _look(content(batch.error_file_id)) if batch.error_file_id in kept else _NOTHING
@@ -133,6 +154,7 @@ class BatchWork:
             "counts": Counts(max(batch.counts.total, answered + failed), answered, failed),
             "usage": usage,
             "results": kept,
+            "faults": faults,
         }
 
     def _place(self, batch: BatchRecord) -> OutputPlace:
@@ -180,26 +202,33 @@ class BatchWork:
         settings = {"batch": batch.id, "endpoint": batch.endpoint}
         return make_header(plan.input_sha256, settings, self._fingerprint(), ordered=False)
 
-    def _write_expired(self, batch: BatchRecord) -> None:
-        """Write a failure for every line that has neither answer nor failure."""
+    def _write_expired(self, batch: BatchRecord, stopping: threading.Event) -> tuple[Fault, ...]:
+        """Write a failure for every line that has neither answer nor failure, for as long as there is room;
+        return why some are not written.
+        """
         message = f"was not answered within {batch.completion_window}; send it in another batch"
         try:
             with contextlib.ExitStack() as stack:
                 place = stack.enter_context(self._held(batch))
-                plan = self._planned(batch, place, stack, threading.Event())
+                plan = self._planned(batch, place, stack, stopping)
                 header = read_header(place.output) or self._header(batch, plan)
                 journal = stack.enter_context(open_journal(place, header, plan, retry_failed=False))
-                records = []
-                for line in plan.pending(in_blocks=False):
-                    custom_id = plan.read(line).custom_id
-                    records.append(failure_record(header.run_id, line.number, custom_id, _EXPIRED, message))
-                    if len(records) == _AT_ONCE:
-                        journal.write(records)
-                        records = []
-                journal.write(records)
+                lines = plan.pending(in_blocks=False)
+                while some := list(itertools.islice(lines, _AT_ONCE)):
+                    if stopping.is_set():
+                        raise InterruptedError("nobody waits for these lines any more")
+                    named = [(line.number, plan.read(line).custom_id) for line in some]
+                    records = [failure_record(header.run_id, *each, _EXPIRED, message) for each in named]
+                    size = sum(len(record.data) for record in records)
+                    self._store.grow(batch, self.size(batch) + size)
+                    journal.write(records)
                 journal.flush()
+        except HttpError as error:
+            told = f"not all lines that have expired are in the file of errors: {error}"
+            return (Fault(error.code, told),)
         except (UsageError, ArtifactError) as error:
             logger.error("lines of %s that have expired are not written: %s", batch.id, error)
+        return ()
 
     @contextlib.contextmanager
     def _told(self, batch: BatchRecord) -> Iterator[None]:
