@@ -117,6 +117,9 @@ def test_stages_have_nodes_of_their_own():
     on_gpus = parsed(f'{SMALL}cores = 3\nprovider = "cuda"\nstages = {{count = 2, gpus = 0.5}}')
     assert on_gpus.settings.stages == StageShare(count=2, cores=2, gpus=0.5)
     assert (on_gpus.settings.cores, on_gpus.gpus) == (3, 0)
+    assert parsed(f"{SMALL}replicas = 2\nstages = {{count = 2, cores = 1}}").shares_memory
+    several = parsed(f'{SMALL}replicas = 2\nprovider = "cuda"\nstages = {{count = 2, gpus = 1}}')
+    assert not several.shares_memory
     assert parsed(f"{SMALL}cores = 1").settings.stages is None
 
 

@@ -7,6 +7,7 @@ each model, and how they are. The process has joined the cluster, see
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -145,7 +146,7 @@ def await_running(
 def statuses() -> list[ModelStatus]:
     """Return how every model of the cluster is, by name."""
     ours = [one for name, one in applications().items() if name.startswith(_PREFIX)]
-    placed = nodes_of_bundles() if ours else {}
+    placed = functools.cache(nodes_of_bundles)  # asked for where a model has stages alone
     found = [_status(one, placed) for one in ours]
     return sorted((status for status in found if status is not None), key=lambda status: status.name)
 
@@ -261,10 +262,12 @@ def _runs(model: str) -> bool:
     return application.status.value != "DELETING" or any(replica.pid is not None for replica in replicas)
 
 
-def _status(application: ApplicationDetails, placed: Mapping[str, Sequence[str]]) -> ModelStatus | None:
+def _status(
+    application: ApplicationDetails, placed: Callable[[], Mapping[str, Sequence[str]]]
+) -> ModelStatus | None:
     """Return how a model is; None for an application that is not known whole, or is no model of llorch's.
 
-    placed: the nodes of each replica's stages, by the name of its actor.
+    placed: returns the nodes of each replica's stages, by the name of its actor.
     """
     deployment = application.deployments.get(DEPLOYMENT)
     if deployment is None:
@@ -274,6 +277,7 @@ def _status(application: ApplicationDetails, placed: Mapping[str, Sequence[str]]
         settings = read_settings(msgspec.json.encode(config.user_config))
     except (TypeError, msgspec.ValidationError):
         return None
+    nodes = {} if settings.stages is None else placed()
     bounds = ReplicaRange(deployment.target_num_replicas, deployment.target_num_replicas)
     if isinstance(scaling := config.autoscaling_config, dict):
         bounds = ReplicaRange(scaling["min_replicas"], scaling["max_replicas"])
@@ -289,7 +293,7 @@ def _status(application: ApplicationDetails, placed: Mapping[str, Sequence[str]]
                 one.replica_id,
                 one.node_ip or "",
                 one.state.value,
-                tuple(placed.get(one.actor_name or "", ())),
+                tuple(nodes.get(one.actor_name or "", ())),
             )
             for one in deployment.replicas
         ),

@@ -84,7 +84,9 @@ class ModelSpec:
     def shares_memory(self) -> bool:
         """Whether several replicas may each take what is free of one node."""
         unbounded = self.settings.engine.session.kv_cache_bytes is None
-        return unbounded and not self.gpus and self.replicas.most > 1
+        stages = self.settings.stages
+        on_gpus = self.gpus if stages is None else stages.gpus
+        return unbounded and not on_gpus and self.replicas.most > 1
 
 
 def read_replicas(source: str, value: int | str) -> ReplicaRange:
