@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from llorch_serve.cluster.head import HeadAddress, check_head, find_token
+from llorch_serve.cluster.ray_internals import log_messages
 from llorch_serve.errors import ProviderError, WorkerError
 
 VERSIONS: Final = ("2.60.",)
@@ -50,6 +51,7 @@ def joined(head: HeadAddress, note: Callable[[str], None]) -> Iterator[None]:
         with told_failures(f"the cluster at {head}"):
             yield
         return
+    log_messages()
     with same_signals():
         try:
             ray.init(address=str(head), log_to_driver=False, logging_level=logging.ERROR)
@@ -79,6 +81,7 @@ def local_cluster(cores: int, gpus: int | None) -> Iterator[None]:
     _set_up()
     import ray
 
+    log_messages()
     with same_signals():
         try:
             ray.init(

@@ -1,17 +1,35 @@
-"""What is used of Ray Serve that it may change from one release to the next, but for the interface of routers
+"""What is used of Ray that it may change from one release to the next, but for the interface of routers
 that ``router.py`` implements.
 
-``tests/e2e/test_cluster_deploy.py`` and ``tests/e2e/test_cluster_ray.py`` try all of it. The process has
-joined the cluster, see :mod:`llorch_serve.cluster.connection`.
+``tests/e2e/test_cluster_deploy.py``, ``tests/e2e/test_cluster_ray.py`` and
+``tests/unit/test_cluster_connection.py`` try all of it. But for :func:`log_messages`, the process has joined
+the cluster, see :mod:`llorch_serve.cluster.connection`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationDetails
+
+
+logger = logging.getLogger(__name__)
+
+
+def log_messages() -> None:
+    """Have what Ray tells every process of nodes that end, and the like, logged. It prints that to standard
+    output, among the documents that commands write there.
+    """
+    from ray._private import worker
+
+    def log(data: dict[str, Any], ignore_prefix: bool) -> None:
+        for line in data["lines"]:
+            logger.info("Ray tells: %s", line)
+
+    worker.print_to_stdstream = log
 
 
 def applications() -> dict[str, ApplicationDetails]:

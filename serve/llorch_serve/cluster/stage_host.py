@@ -6,11 +6,10 @@ Input: the settings of a replica, in the process that Ray runs it in. Output: ho
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.cache.kv_cache import KvCapacity
@@ -21,11 +20,10 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import StageEndedError, UsageError
 from llorch_serve.stages import control, wire
 from llorch_serve.stages.calls import StagePort
+from llorch_serve.stages.ending import Ending
 from llorch_serve.stages.loading import StageRoom, StageSettings
 from llorch_serve.stages.remote import RemotePort
 from llorch_serve.stages.stage import StageFacts
-
-_A = TypeVar("_A", control.Room, control.Loaded)
 
 
 class ActorHost:
@@ -38,11 +36,8 @@ class ActorHost:
     def __init__(self, actor: Any, settings: StageSettings, name: str) -> None:
         self._actor = actor
         self._name = name
-        self._lock = threading.Lock()
-        self._listeners: list[Callable[[StageEndedError], None]] = []
+        self._ending = Ending()
         self._ports: dict[int, RemotePort] = {}
-        self._closing = False
-        self._failure: StageEndedError | None = None
         self._answer = self._asked(control.ask_room(settings, (), ()))
         actor.stay.remote().future().add_done_callback(self._ended)
 
@@ -64,16 +59,11 @@ class ActorHost:
 
     def when_ended(self, tell: Callable[[StageEndedError], None]) -> None:
         """See the protocol."""
-        with self._lock:
-            self._listeners.append(tell)
-            failure = self._failure
-        if failure is not None:
-            tell(failure)
+        self._ending.when_ended(tell)
 
     def close(self) -> None:
         """See the protocol."""
-        with self._lock:
-            self._closing = True
+        self._ending.close()
         end_actor(self._actor)
 
     def _exchange(self, lane: int, question: wire.Buffers) -> memoryview:
@@ -84,13 +74,9 @@ class ActorHost:
         found: Future[bytes] = self._actor.prepare.remote(control.write(question)).future()
         return found
 
-    def _take(self, kind: type[_A]) -> _A:
+    def _take(self, kind: type[control.A]) -> control.A:
         """Return the answer to what was asked. Raises what it tells of, StageEndedError if there is none."""
-        answer = control.read_answer(memoryview(self._result(self._answer)))
-        if isinstance(answer, control.Refused):
-            raise control.error_of(answer)
-        assert isinstance(answer, kind), "a stage answers what it is asked"
-        return answer
+        return control.read_answer(memoryview(self._result(self._answer)), kind)
 
     def _result(self, awaited: Future[bytes]) -> bytes:
         from ray.exceptions import RayError
@@ -109,14 +95,7 @@ class ActorHost:
 
     def _ended(self, stayed: Future[None]) -> None:
         """Tell everybody that the actor has ended. A thread of Ray's."""
-        failure = self._failed(stayed.exception() or EOFError())
-        with self._lock:
-            if self._closing:
-                return
-            self._failure = failure
-            listeners = list(self._listeners)
-        for tell in listeners:
-            tell(failure)
+        self._ending.tell(self._failed(stayed.exception() or EOFError()))
 
 
 def start_stages(

@@ -6,7 +6,7 @@ The worker asks for room, then for loading, and closes its end when it has ended
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -82,6 +82,7 @@ class Refused(_Message, frozen=True, kw_only=True):
 
 Question: TypeAlias = Open | Load
 Answer: TypeAlias = Room | Loaded | Refused
+A = TypeVar("A", Room, Loaded)
 _encoder: Final = msgspec.json.Encoder()
 _questions: Final = msgspec.json.Decoder(Question)
 _answers: Final = msgspec.json.Decoder(Answer)
@@ -99,10 +100,15 @@ def read_question(message: memoryview) -> Question:
     return found
 
 
-def read_answer(message: memoryview) -> Answer:
-    """Return what is answered. Raises msgspec.MsgspecError."""
-    found: Answer = _answers.decode(message)
-    return found
+def read_answer(message: memoryview, kind: type[A]) -> A:
+    """Return what is answered, which is of this kind. Raises what the answer refuses with,
+    msgspec.MsgspecError.
+    """
+    answer: Answer = _answers.decode(message)
+    if isinstance(answer, Refused):
+        raise error_of(answer)
+    assert isinstance(answer, kind), "a stage answers what it is asked"
+    return answer
 
 
 def ask_room(settings: StageSettings, cores: tuple[int, ...], memories: tuple[int, ...]) -> Open:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.errors import StageEndedError
@@ -23,6 +23,7 @@ from llorch_serve.runtime.bound_graph import Logits
 from llorch_serve.runtime.row_pairs import even
 from llorch_serve.stages import control, wire
 from llorch_serve.stages.calls import StagePort
+from llorch_serve.stages.ending import Ending
 from llorch_serve.stages.framing import Messages
 from llorch_serve.stages.loading import StageRoom, StageSettings
 from llorch_serve.stages.remote import RemotePort
@@ -30,7 +31,6 @@ from llorch_serve.stages.shared_logits import make_memory, map_logits
 from llorch_serve.stages.stage import StageFacts
 
 _END_S: Final = 10.0  # for a process whose socket is closed to end by itself
-_A = TypeVar("_A", control.Room, control.Loaded)
 
 
 class ProcessHost:
@@ -62,10 +62,7 @@ class ProcessHost:
             RemotePort(partial(self._exchange, end), memory)
             for end, memory in zip(self._lanes, mapped, strict=True)
         ]
-        self._lock = threading.Lock()
-        self._listeners: list[Callable[[StageEndedError], None]] = []
-        self._closing = False
-        self._failure: StageEndedError | None = None
+        self._ending = Ending()
         threading.Thread(target=self._watch, name="llorch-stage-watch", daemon=True).start()
         self._ask(control.ask_room(settings, cores, tuple(memories)))
 
@@ -92,16 +89,11 @@ class ProcessHost:
 
     def when_ended(self, tell: Callable[[StageEndedError], None]) -> None:
         """See the protocol."""
-        with self._lock:
-            self._listeners.append(tell)
-            failure = self._failure
-        if failure is not None:
-            tell(failure)
+        self._ending.when_ended(tell)
 
     def close(self) -> None:
         """See the protocol: the process ends with its sockets, and is killed if it does not."""
-        with self._lock:
-            self._closing = True
+        self._ending.close()
         for end in (self._control, *self._lanes):
             end.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -127,16 +119,12 @@ class ProcessHost:
         except OSError:
             raise self._ended() from None
 
-    def _take(self, kind: type[_A]) -> _A:
+    def _take(self, kind: type[control.A]) -> control.A:
         """Return the next answer. Raises what it tells of, and StageEndedError if there is none."""
         message = self._control.receive()
         if message is None:
             raise self._ended()
-        answer = control.read_answer(message)
-        if isinstance(answer, control.Refused):
-            raise control.error_of(answer)
-        assert isinstance(answer, kind), "a stage answers what it is asked"
-        return answer
+        return control.read_answer(message, kind)
 
     def _ended(self) -> StageEndedError:
         """Return how the process has ended, which it has or is about to."""
@@ -157,14 +145,7 @@ class ProcessHost:
 
     def _watch(self) -> None:
         self._process.wait()
-        failure = self._ended()
-        with self._lock:
-            if self._closing:
-                return
-            self._failure = failure
-            listeners = list(self._listeners)
-        for tell in listeners:
-            tell(failure)
+        self._ending.tell(self._ended())
 
 
 def _shared_memories(settings: StageSettings, lanes: int) -> list[int]:
