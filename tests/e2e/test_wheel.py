@@ -51,6 +51,8 @@ def test_the_environment_is_bare(bare):
 def test_every_module_of_the_worker_imports(bare):
     extras = {
         ("cluster", "ray"),
+        ("evaluation", "datasets"),
+        ("evaluation", "lm_eval"),
         ("http", "starlette"),
         ("http", "uvicorn"),
         ("http", "h11"),  # uvicorn's own
