@@ -53,6 +53,7 @@ def test_every_module_of_the_worker_imports(bare):
         ("cluster", "ray"),
         ("evaluation", "datasets"),
         ("evaluation", "lm_eval"),
+        ("http", "python_multipart"),
         ("http", "starlette"),
         ("http", "uvicorn"),
         ("http", "h11"),  # uvicorn's own
