@@ -213,7 +213,8 @@ def test_a_queue_counts_every_answers_and_every_scores_tokens(tmp_path):
 def test_a_queues_tokens_are_bounded_unless_told_by_the_cache_at_least_a_million(tmp_path, context, expected):
     worker = make_worker(tmp_path, make_session(slots=1, context=context))
     try:
-        assert worker._engine._scheduler._waiting._most_tokens == expected
+        (engine,) = worker._engines
+        assert engine._scheduler._waiting._most_tokens == expected
     finally:
         worker.close()
 
