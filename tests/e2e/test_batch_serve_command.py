@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from support.harness.batches import begin, chat_lines, client_of, front_of, results, until, wait_for
+from support.harness.batches import begin, chat_lines, client_of, front_of, results, wait_for
 from support.harness.http import send
 from support.harness.processes import llorch_here, serving
+from support.harness.waiting import until
 
 
 def port_of(worker):

@@ -23,10 +23,10 @@ from support.harness.batches import (
     front_of,
     results,
     send_file,
-    until,
     wait_for,
 )
 from support.harness.http import send
+from support.harness.waiting import until
 
 BOUNDARY = "7e3b"
 

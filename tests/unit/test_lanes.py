@@ -17,6 +17,7 @@ from llorch_serve.engine.sequence import FinishReason, TokenEvent
 from llorch_serve.engine.sequence import Sequence as TokenSequence
 from llorch_serve.errors import StageEndedError
 from support.fakes.session import Call, FakeSession, continuation, sequence_of
+from support.harness.waiting import until
 
 VOCAB = 32
 CONTEXT = 1024
@@ -145,10 +146,9 @@ def test_of_equally_empty_lanes_the_one_that_holds_more_is_taken():
         assert lane == 1
         made.open()
         made.until_ended(second)
+        until(lambda: not any(loop.live for loop in made.lanes._loops))
         for gate in made.gates:
             gate.clear()
-        while made.lanes._loops[0].live:
-            made.seen += made.events.get(timeout=PATIENCE_S)
         assert made.add((*prompt(2, 40), 5))[1] == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -64,13 +64,6 @@ def drain(front: RunningFront) -> None:
         await front.fronts.drain(asyncio.Event())
 
     front.on_loop(drained())
-
-
-def until(happened: Callable[[], object]) -> None:
-    """Return once something has happened that tells nobody."""
-    end = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < end, "it never happened"
 
 
 def wait_for(client: openai.OpenAI, batch_id: str, statuses: Collection[str] = ENDED) -> Any:
