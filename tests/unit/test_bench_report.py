@@ -80,7 +80,7 @@ def test_other_documents_are_refused(tmp_path: Path, change: dict[str, object], 
     path.write_text(json.dumps(json.loads(msgspec.json.encode(everything())) | change))
     with pytest.raises(UsageError, match=says) as caught:
         read_report(path)
-    assert "measure again with llorch bench --json" in str(caught.value)
+    assert "make it again with llorch bench --json" in str(caught.value)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[" * 100_000])

@@ -14,6 +14,7 @@ from llorch_export.terminal.export_flags import (
     GraphFlags,
     ReplaceFlags,
     RevisionFlags,
+    SourceArgument,
     TransformFlags,
     WeightFlags,
 )
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
 
 @composed
 def command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="GGUF file, Hugging Face folder, or hub id: org/name, org/name@REV, org/name:Q4_K_M.",
-            show_default=False,
-        ),
-    ],
+    source: SourceArgument,
     hub: RevisionFlags,
     artifact: ArtifactFlags,
     *,

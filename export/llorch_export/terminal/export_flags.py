@@ -34,6 +34,16 @@ Embed = Literal["last", "mean", "none"]
 """How texts become vectors."""
 
 
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        help="GGUF file, Hugging Face folder, or hub id: org/name, org/name@REV, org/name:Q4_K_M.",
+        show_default=False,
+    ),
+]
+"""The checkpoint to read."""
+
+
 class RevisionFlags(FlagGroup, frozen=True):
     """Which hub's repository is meant, and which state of it."""
 

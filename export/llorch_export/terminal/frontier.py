@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llorch_export.terminal.export_flags import RevisionFlags
+from llorch_export.terminal.export_flags import RevisionFlags, SourceArgument
 from llorch_serve.errors import UsageError
 from llorch_serve.terminal.console import say, step_progress, write, write_json
 from llorch_serve.terminal.groups import composed
@@ -23,13 +23,7 @@ _MAX_TEXT_BYTES = 2**22
 
 @composed
 def command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="GGUF file, Hugging Face folder, or hub id: org/name, org/name@REV, org/name:Q4_K_M.",
-            show_default=False,
-        ),
-    ],
+    source: SourceArgument,
     hub: RevisionFlags,
     text: Annotated[
         Path | None,

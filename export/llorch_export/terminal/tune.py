@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 from msgspec.structs import replace
 
-from llorch_export.terminal.export_flags import ReplaceFlags, RevisionFlags
+from llorch_export.terminal.export_flags import ReplaceFlags, RevisionFlags, SourceArgument
 from llorch_export.terminal.interrupts import unwind_on_signals
 from llorch_serve.config import read_size
 from llorch_serve.errors import ResourceError, UsageError
@@ -63,13 +63,7 @@ class WishFlags(FlagGroup, frozen=True):
 
 @composed
 def command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="GGUF file, Hugging Face folder, or hub id: org/name, org/name@REV, org/name:Q4_K_M.",
-            show_default=False,
-        ),
-    ],
+    source: SourceArgument,
     hub: RevisionFlags,
     wishes: WishFlags,
     output: Annotated[

@@ -16,8 +16,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from llorch_serve.artifact.manifest import Count
-from llorch_serve.errors import UsageError
-from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.files.documents import read_document
 
 SCHEMA_VERSION: Final = 2
 _MAX_BYTES: Final = 64 * 2**20
@@ -250,16 +249,5 @@ class Report(_Struct, frozen=True, kw_only=True):
 
 def read_report(path: Path) -> Report:
     """Read a document. Raises UsageError for anything else than one of this version."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path} has over {_MAX_BYTES} bytes; expected what llorch bench --json wrote")
-        return msgspec.json.decode(path.read_bytes(), type=Report)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); expected what llorch bench --json wrote"
-        ) from error
-    except NOT_JSON as error:
-        raise UsageError(
-            f"{path} is no report of schema version {SCHEMA_VERSION}: {error}; measure again with llorch "
-            f"bench --json"
-        ) from error
+    what = f"report of schema version {SCHEMA_VERSION}"
+    return read_document(path, Report, what=what, made_by="llorch bench --json", most_bytes=_MAX_BYTES)

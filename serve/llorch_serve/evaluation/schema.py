@@ -14,8 +14,7 @@ import msgspec
 
 from llorch_serve.artifact.manifest import Count, Sha256
 from llorch_serve.bench.schema import Better, Host, NonNegative, Share01
-from llorch_serve.errors import UsageError
-from llorch_serve.files.json_errors import NOT_JSON
+from llorch_serve.files.documents import read_document
 
 SCHEMA_VERSION: Final = 1
 _MAX_BYTES: Final = 256 * 2**20
@@ -213,16 +212,5 @@ def figures(evaluation: Evaluation) -> Iterator[tuple[str, float | None]]:
 
 def read_evaluation(path: Path) -> Evaluation:
     """Read a document. Raises UsageError for anything else than one of this version."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{path} has over {_MAX_BYTES} bytes; expected what llorch eval --json wrote")
-        return msgspec.json.decode(path.read_bytes(), type=Evaluation)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); expected what llorch eval --json wrote"
-        ) from error
-    except NOT_JSON as error:
-        raise UsageError(
-            f"{path} is no evaluation of schema version {SCHEMA_VERSION}: {error}; evaluate again with "
-            f"llorch eval --json"
-        ) from error
+    what = f"evaluation of schema version {SCHEMA_VERSION}"
+    return read_document(path, Evaluation, what=what, made_by="llorch eval --json", most_bytes=_MAX_BYTES)

@@ -107,7 +107,7 @@ def run_tasks(loaded: LoadedTasks, choice: TaskChoice, scores: ModelScores) -> t
             )
     except (LlorchError, MemoryError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except Exception as error:  # whatever a task and its functions raise, told in one line
         raise UsageError(
             f"lm-eval failed on {', '.join(loaded.made['tasks'])} with {type(error).__name__}: {error}; "
             f"correct the task, or leave it out"
@@ -170,7 +170,7 @@ def _load(manager: TaskManager, name: str, data: Any) -> list[Any]:
         raise
     except OSError as error:  # the hub's and its client's errors are
         raise data.missing(name, error) from error
-    except Exception as error:
+    except Exception as error:  # as above
         raise UsageError(
             f"the task {name} cannot be made: {type(error).__name__}: {' '.join(str(error).split())[:500]}; "
             f"correct it, or install what it needs"

@@ -21,7 +21,7 @@ def made_beside(first: Callable[[], A], second: Callable[[], B], let_go: Callabl
         making = threads.submit(first)
         try:
             made = second()
-        except Exception:
+        except Exception:  # raised again, unless the first one has failed too
             making.result()
             raise
         try:

@@ -153,7 +153,7 @@ def _run_stage(
         names = [output.name for output in session.get_outputs()]
         inputs = [value.name for value in session.get_inputs()]
         found = session.run(names, {**prompt_feeds(stage.manifest, inputs, token_ids), **given})
-    except Exception as error:
+    except Exception as error:  # onnxruntime has many kinds, without a base of their own
         raise _not_run(stage, error) from error
     by_name: dict[str, Array] = {
         name: array.astype(np.float32, copy=False) for name, array in zip(names, found, strict=True)
@@ -192,7 +192,7 @@ def _session(stage: Artifact, model: onnx.ModelProto, *, threads: int, optimised
     )
     try:
         return runtime.InferenceSession(model.SerializeToString(), options, providers=[CPU])
-    except Exception as error:
+    except Exception as error:  # as above
         raise _not_run(stage, error) from error
 
 
