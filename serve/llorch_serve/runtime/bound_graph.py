@@ -91,25 +91,23 @@ class BoundGraph:
         binding = self._bindings.get(place)
         if binding is None:
             binding = self._bindings[place] = self._bind(first, count)
-        binding.resize(
-            tokens=len(token_ids) // count, rows=len(wanted), buffer=self._logits.at_least(len(wanted))
-        )
-        binding.input_ids.reshape(-1)[:] = token_ids
-        binding.seqlens_k[:] = lengths
-        binding.seqlens_k -= 1
-        binding.total[...] = max(lengths)
-        binding.indices[:] = wanted
+        rows = binding.rows_of(wanted)
+        binding.resize(tokens=len(token_ids) // count, rows=rows, buffer=self._logits.at_least(rows))
+        binding.fill(token_ids, lengths, wanted)
         if not self._in_place:
             if not self._cache.stays_bound:
                 self._cache.bind(binding.io, first, count)
             binding.bind_inputs()
         with runs():
             self._session.run_with_iobinding(binding.io, self._options)
-        return binding.logits
+        return binding.found(wanted)
 
     def _bind(self, first: int, count: int) -> CallBinding:
         io = self._session.io_binding()
         self._cache.bind(io, first, count)
+        return self._make_binding(io, count)
+
+    def _make_binding(self, io: Any, count: int) -> CallBinding:
         return CallBinding(io, count, self._inputs)
 
 
@@ -132,6 +130,26 @@ class CallBinding:
         self._tokens = self._rows = -1
         self._bind_input("seqlens_k", self.seqlens_k)
         self._bind_input("total_sequence_length", self.total)
+
+    def rows_of(self, wanted: Sequence[int]) -> int:
+        """Return how many rows of logits a call gives."""
+        return len(wanted)
+
+    def fill(self, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]) -> None:
+        """Write what a call is given; see :meth:`BoundGraph.run`."""
+        self.fill_tokens(token_ids)
+        self.seqlens_k[:] = lengths
+        self.seqlens_k -= 1
+        self.total[...] = max(lengths)
+        self.indices[:] = wanted
+
+    def fill_tokens(self, token_ids: Sequence[int]) -> None:
+        """Write the tokens of a call."""
+        self.input_ids.reshape(-1)[:] = token_ids
+
+    def found(self, wanted: Sequence[int]) -> npt.NDArray[Any]:
+        """Return what a call has given."""
+        return self.logits
 
     def bind_inputs(self) -> None:
         """Bind all inputs but the cache's with what they now hold."""

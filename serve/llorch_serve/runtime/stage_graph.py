@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from llorch_serve.cache.device_buffers import ELEMENT_TYPES
 from llorch_serve.cache.kv_cache import SlotCache
-from llorch_serve.runtime.bound_graph import CallBinding, LogitsBuffer, runs
+from llorch_serve.runtime.bound_graph import BoundGraph, CallBinding, LogitsBuffer
 
 Rows = npt.NDArray[Any]
 """What crosses from a stage to the next: [tensors, rows, width], a row for each token of a call."""
@@ -50,12 +50,13 @@ class CrossingRows:
     values: Rows = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
 
 
-class StageGraph:
+class StageGraph(BoundGraph):
     """Runs rows through one graph on the slots of one cache.
 
-    session: onnxruntime's. inputs: names of the graph's inputs. cut: which of its inputs and outputs cross.
-    rows: holds what is taken; where it does, the tokens of a call are places in it.
-    logits: where the last stage writes. in_place: as in :class:`llorch_serve.runtime.bound_graph.BoundGraph`.
+    cut: which of its inputs and outputs cross. rows: holds what is taken; where it does, the tokens of a call
+    are places in it.
+    logits: where the last stage writes. Where others return logits, a stage before the last returns what
+    crosses, as [len(wanted), tensors, width].
     """
 
     def __init__(
@@ -69,55 +70,12 @@ class StageGraph:
         *,
         in_place: bool = True,
     ) -> None:
-        self._session = session
-        self._inputs = inputs
-        self._cache = cache
+        super().__init__(session, inputs, cache, logits, in_place=in_place)
         self._cut = cut
         self._rows = rows
-        self._logits = logits
-        self._in_place = in_place
-        self._bindings: dict[tuple[int, int], _StageBinding] = {}
 
-    def run(
-        self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
-    ) -> Rows:
-        """Run as many tokens in each of ``len(lengths)`` slots from ``first`` on.
-
-        token_ids: slot by slot, or places of rows that the stage before gave. lengths: tokens of each slot
-            including these. wanted: indices into ``token_ids``.
-        Returns logits [len(wanted), vocabulary], or what crosses to the next stage as [len(wanted), tensors,
-            width]; valid until the next call.
-        Raises ProviderError if the runtime fails.
-        """
-        count = len(lengths)
-        place = self._cache.place(first, count)
-        binding = self._bindings.get(place)
-        if binding is None:
-            io = self._session.io_binding()
-            self._cache.bind(io, first, count)
-            binding = self._bindings[place] = _StageBinding(io, count, self._inputs, self._cut)
-        gives = bool(self._cut.gives)
-        rows = 0 if gives else len(wanted)
-        binding.resize(tokens=len(token_ids) // count, rows=rows, buffer=self._logits.at_least(rows))
-        if self._cut.takes:
-            np.take(self._rows.values, token_ids, axis=1, out=binding.taken, mode="clip")
-        else:
-            binding.input_ids.reshape(-1)[:] = token_ids
-        binding.seqlens_k[:] = lengths
-        binding.seqlens_k -= 1
-        binding.total[...] = max(lengths)
-        if not gives:
-            binding.indices[:] = wanted
-        if not self._in_place:
-            if not self._cache.stays_bound:
-                self._cache.bind(binding.io, first, count)
-            binding.bind_inputs()
-        with runs():
-            self._session.run_with_iobinding(binding.io)
-        if not gives:
-            return binding.logits
-        found = binding.given.transpose(1, 0, 2)
-        return found if tuple(wanted) == tuple(range(len(token_ids))) else found[list(wanted)]
+    def _make_binding(self, io: Any, count: int) -> CallBinding:
+        return _StageBinding(io, count, self._inputs, self._cut, self._rows)
 
 
 class _StageBinding(CallBinding):
@@ -126,10 +84,33 @@ class _StageBinding(CallBinding):
     taken, given: [tensors, rows, width], tensor by tensor in the order of the cut's names.
     """
 
-    def __init__(self, io: Any, batch: int, inputs: frozenset[str], cut: Cut) -> None:
+    def __init__(self, io: Any, batch: int, inputs: frozenset[str], cut: Cut, crossing: CrossingRows) -> None:
         self._cut = cut
+        self._rows_before = crossing
         self.taken = self.given = np.zeros((0, 0, 0), CROSSING_TYPES[cut.dtype])
         super().__init__(io, batch, inputs)
+
+    def rows_of(self, wanted: Sequence[int]) -> int:
+        """Return how many rows of logits a call gives."""
+        return 0 if self._cut.gives else len(wanted)
+
+    def fill(self, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]) -> None:
+        """Write what a call is given."""
+        super().fill(token_ids, lengths, () if self._cut.gives else wanted)
+
+    def fill_tokens(self, token_ids: Sequence[int]) -> None:
+        """Write the tokens of a call, or the rows that stand at their places."""
+        if self._cut.takes:
+            np.take(self._rows_before.values, token_ids, axis=1, out=self.taken, mode="clip")
+        else:
+            super().fill_tokens(token_ids)
+
+    def found(self, wanted: Sequence[int]) -> Rows:
+        """Return the logits, or what crosses to the next stage."""
+        if not self._cut.gives:
+            return self.logits
+        rows = self.given.transpose(1, 0, 2)
+        return rows if tuple(wanted) == tuple(range(len(rows))) else rows[list(wanted)]
 
     def bind_inputs(self) -> None:
         """Bind all inputs but the cache's with what they now hold."""
