@@ -128,7 +128,7 @@ def open_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def opened(*, wanted: bool | None, device: str = "cpu") -> None:
         session = SimpleNamespace(placement=Placement("P", 1.0, device=device))
-        monkeypatch.setattr(models, "_open", lambda *_: session)
+        monkeypatch.setattr(models, "_open", lambda *_, **_options: session)
         config = SessionConfig(huge_pages=wanted)
         models.open_model(cast("Artifact", None), config, lambda _report: None)
 

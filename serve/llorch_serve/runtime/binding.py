@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +25,7 @@ from llorch_serve.providers.device_memory import DeviceMemory
 from llorch_serve.runtime.bound_graph import BoundGraph, LogitsBuffer
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.graph_choice import GraphChoice
-from llorch_serve.runtime.graph_loading import check_signature, load_graph
+from llorch_serve.runtime.graph_loading import attention_kernel, check_signature, load_graph
 from llorch_serve.runtime.row_pairs import PairedGraph
 from llorch_serve.runtime.session import Graph, SessionGraphs
 from llorch_serve.runtime.stage_graph import CrossingRows, Cut, StageGraph
@@ -115,30 +117,44 @@ class LoadedGraphs:
     scales: Scales | None
 
 
-def load_graphs(binder: Binder, graphs: GraphChoice, *, context: int) -> LoadedGraphs:
-    """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`."""
+def load_graphs(binder: Binder, graphs: GraphChoice, *, context: int, at_once: bool = False) -> LoadedGraphs:
+    """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`, of several
+    errors that of the graph which decodes.
+
+    at_once: load two graphs beside each other, where there are threads for it and one setting of the runtime
+        is right for both.
+    """
     artifact = binder.artifact
     manifest, folder = artifact.manifest, artifact.folder
-    where, decode = binder.load(
-        binder.folder / graphs.decode.name,
-        graphs.decode.recipe,
-        graphs.kv.dtype,
-        plain_attention=graphs.int8_cache is not None,
-    )
-    _check_inputs(artifact, binder.cut)
-    if graphs.prompts is None:
-        return LoadedGraphs(graphs, where, decode, None, None)
-    scales, dtype = None, graphs.kv.dtype
-    if graphs.int8_cache is not None:
-        scales, dtype = read_scales(folder / graphs.int8_cache.scales, graphs.kv), manifest.kv.dtype
+    chosen, plain = graphs.prompts, graphs.int8_cache is not None
     score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
-    _, prompts = binder.load(
-        binder.folder / graphs.prompts.name,
-        graphs.prompts.recipe,
-        dtype,
-        plain_attention=score_bytes <= _MAX_SCORE_BYTES,
-    )
-    return LoadedGraphs(graphs, where, decode, prompts, scales)
+    plain_prompts = score_bytes <= _MAX_SCORE_BYTES
+
+    def load_prompts() -> Any:
+        assert chosen is not None
+        dtype = graphs.kv.dtype if graphs.int8_cache is None else manifest.kv.dtype
+        path = binder.folder / chosen.name
+        return binder.load(path, chosen.recipe, dtype, plain_attention=plain_prompts)[1]
+
+    with contextlib.ExitStack() as beside:
+        prompts = load_prompts
+        if at_once and binder.threads > 1 and chosen is not None and plain == plain_prompts:
+            beside.enter_context(attention_kernel(plain=plain))
+            threads = beside.enter_context(ThreadPoolExecutor(1, "prompts"))
+            prompts = threads.submit(load_prompts).result
+        where, decode = binder.load(
+            binder.folder / graphs.decode.name,
+            graphs.decode.recipe,
+            graphs.kv.dtype,
+            plain_attention=plain,
+        )
+        _check_inputs(artifact, binder.cut)
+        if chosen is None:
+            return LoadedGraphs(graphs, where, decode, None, None)
+        scales = None
+        if graphs.int8_cache is not None:
+            scales = read_scales(folder / graphs.int8_cache.scales, graphs.kv)
+        return LoadedGraphs(graphs, where, decode, prompts(), scales)
 
 
 def bind_graphs(

@@ -34,18 +34,22 @@ def runtime_options(runtime: Any, threads: int) -> Any:
 
 
 _PLAIN_ATTENTION: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+_CHOSEN: Final = "1"
 
 
 @contextlib.contextmanager
-def _attention_kernel(*, plain: bool) -> Iterator[None]:
+def attention_kernel(*, plain: bool) -> Iterator[None]:
     """Choose the CPU's attention kernel for sessions that are made inside: plain, or in tiles.
 
     Over int8 and for whole chunks of prompts the plain one is the faster. The runtime reads the choice from
-    the environment when a session is made.
+    the environment when a session is made. Inside another one that chooses the same, nothing is changed, so
+    that threads may load graphs there at once.
     """
     before = os.environ.get(_PLAIN_ATTENTION)
-    if plain:
-        os.environ[_PLAIN_ATTENTION] = "1"
+    if not plain or before == _CHOSEN:
+        yield
+        return
+    os.environ[_PLAIN_ATTENTION] = _CHOSEN
     try:
         yield
     finally:
@@ -73,13 +77,13 @@ def load_graph(
     path: Path, recipe: Recipe, runtime: Any, threads: int, provider: ActiveProvider, *, plain: bool
 ) -> Any:
     """Load one graph on a provider. plain: take the CPU's plain attention kernel, see
-    :func:`_attention_kernel`.
+    :func:`attention_kernel`.
 
     Raises ArtifactError if the runtime does not take the graph, and ProviderError for one that would abort.
     """
     options = graph_options(recipe, runtime, threads)
     try:
-        with _attention_kernel(plain=plain):
+        with attention_kernel(plain=plain):
             return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
     except Exception as error:
         from llorch_serve.providers.graph_versions import newer_than_runtime  # loads protobuf: on demand

@@ -21,6 +21,7 @@ from llorch_serve.terminal.access import WorkerFlags, connected, refuse_local_fl
 from llorch_serve.terminal.target import ModelFlags, find_tokenizer, resolve_artifact
 
 if TYPE_CHECKING:
+    from llorch_serve.calls.interfaces import ClosableGenerator
     from llorch_serve.client.blocking import WorkerClient
 
 
@@ -48,11 +49,14 @@ def open_generator(
     config: Callable[[], EngineConfig],
     *,
     embeds: bool = False,
+    chats: bool = True,
 ) -> Iterator[Generator]:
     """Open what the flags name: the worker of ``--connect``, or the model, which is loaded here.
 
     local: flags that were set and mean something to a model in this process alone; a worker refuses them.
     config: makes the settings of a model in this process. embeds: it may be one that embeds texts.
+    chats: conversations will come, for which more is made ready; it means something where ``embeds`` does
+        not.
     Raises UsageError for flags that do not go together, and what opening either raises.
     """
     if worker.connect is not None:
@@ -67,8 +71,12 @@ def open_generator(
     settings = config()
     folder = resolve_artifact(model.target())
     signed = check_signed(folder, model.verify_signature)
-    opened = open_any if embeds else open_worker
-    loaded = opened(folder, settings, tokenizer=find_tokenizer(), signed=signed)
+    tokenizer = find_tokenizer()
+    loaded: ClosableGenerator = (
+        open_any(folder, settings, tokenizer=tokenizer, signed=signed)
+        if embeds
+        else open_worker(folder, settings, tokenizer=tokenizer, signed=signed, chats=chats)
+    )
     try:
         yield LocalClient(loaded)
     finally:
