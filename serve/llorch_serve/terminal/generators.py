@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from llorch_serve.config import EngineConfig
+from llorch_serve.loading.collection import uncollected
 from llorch_serve.requests import (
     ContinuationScore,
     EmbedRequest,
@@ -65,8 +66,8 @@ def open_generator(
             yield _RemoteGenerator(client)
         return
     worker.refuse()
-    from llorch_serve.terminal.opening import check_signed, open_any, open_worker
-    from llorch_serve.worker.local import LocalClient
+    with uncollected():
+        from llorch_serve.terminal.opening import check_signed, open_any, open_worker
 
     settings = config()
     folder = resolve_artifact(model.target())
@@ -77,6 +78,8 @@ def open_generator(
         if embeds
         else open_worker(folder, settings, tokenizer=tokenizer, signed=signed, chats=chats)
     )
+    from llorch_serve.worker.local import LocalClient
+
     try:
         yield LocalClient(loaded)
     finally:
