@@ -22,6 +22,7 @@ from typer.main import get_command
 from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.loading.collection import uncollected
 from llorch_serve.terminal.console import fail, say
+from llorch_serve.terminal.plain_values import with_plain_values
 
 # Command name -> module with a function ``command``. The order is the one of ``llorch --help``.
 COMMANDS: Final = {
@@ -52,11 +53,14 @@ INTERRUPTED: Final = 130
 
 
 class _Reader:
-    """Reads flags without looking for garbage, of which that makes next to none."""
+    """Reads flags, without looking for garbage, of which that makes next to none."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with uncollected():
             return super().make_context(*arguments, **options)  # type: ignore[misc]  # of the command
+
+    def get_params(self, ctx: Any) -> Any:
+        return with_plain_values(super().get_params(ctx))  # type: ignore[misc]  # of the command
 
 
 class _Command(_Reader, TyperCommand):

@@ -37,7 +37,9 @@ NOT_OF_TEXTS = (
     "llorch_serve.runtime.shared_weights",
     "llorch_serve.stages.pipeline",
     "llorch_serve.text.control_tokens",
+    "llorch_serve.structured.composing",
     "llorch_serve.worker.embedding_worker",
+    "pydantic",
     "rich",
     "ssl",
 )
