@@ -98,14 +98,19 @@ def _generating(
     check_defaults(model.manifest.generation)
 
     def encoder() -> PromptEncoder:
-        # Imported here, beside the graphs: they need none of it.
-        import llorch_serve.worker.worker  # noqa: F401
+        # All of it is imported beside the graphs, which need none. The tokenizer comes first: what reading it
+        # takes for a moment, it takes while the graphs are small.
         from llorch_serve.text.tokenizer import Tokenizer
+
+        made = Tokenizer.load(tokenizer or model.tokenizer_path)
+        if at_once:
+            give_back_freed()
+        import llorch_serve.worker.worker  # noqa: F401
         from llorch_serve.worker.prompts import PromptEncoder
 
         return PromptEncoder(
             model,
-            Tokenizer.load(tokenizer or model.tokenizer_path),
+            made,
             tool_format=config.tool_format,
             reasoning_format=config.reasoning_format,
             chats=chats,
