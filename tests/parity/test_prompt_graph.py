@@ -81,15 +81,15 @@ def test_prompts_are_computed_as_by_their_recipe_alone(
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
-def test_graphs_that_were_loaded_at_once_compute_the_same_bits(artifact: Artifact, kv_dtype: Any) -> None:
+def test_with_prompts_first_the_same_bits_are_computed(artifact: Artifact, kv_dtype: Any) -> None:
     config = SessionConfig(threads=2, slots=2, kv_dtype=kv_dtype)
 
-    def logits(*, at_once: bool) -> list[np.ndarray[Any, Any]]:
-        session = open_session(artifact, config, lambda _report: None, at_once=at_once)
+    def logits(*, prompts_first: bool) -> list[np.ndarray[Any, Any]]:
+        session = open_session(artifact, config, lambda _report: None, prompts_first=prompts_first)
         found = [session.prefill(0, IDS, 0, range(40)).copy()]
         return [*found, *(session.decode([step], [41 + step]).copy() for step in range(4))]
 
-    for together, after in zip(logits(at_once=True), logits(at_once=False), strict=True):
+    for together, after in zip(logits(prompts_first=True), logits(prompts_first=False), strict=True):
         assert np.array_equal(together, after)
 
 

@@ -51,10 +51,10 @@ def open_model(
     config: SessionConfig,
     report: Callable[[LoadReport], None],
     *,
-    at_once: bool = False,
+    prompts_first: bool = False,
 ) -> ServedSession:
     """Load a model's graph and make its cache. See :func:`llorch_serve.runtime.opening.open_session` for
-    ``at_once`` and the errors.
+    ``prompts_first`` and the errors.
 
     Raises UsageError too where ``config.huge_pages`` is asked for and has no effect.
     """
@@ -65,7 +65,7 @@ def open_model(
                 "--huge-pages has no effect on weights that --share-weights maps from a file; leave one of "
                 "them out"
             )
-    session = _open(model, config, report, at_once=at_once)
+    session = _open(model, config, report, prompts_first=prompts_first)
     _gather(session, config)
     return session
 
@@ -89,13 +89,13 @@ def _open(
     config: SessionConfig,
     report: Callable[[LoadReport], None],
     *,
-    at_once: bool,
+    prompts_first: bool,
 ) -> ServedSession:
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
             if config.share_weights and (model.manifest.fixed_shapes is not None or model.manifest.stages):
                 raise _not_shared(model.folder)
-            return open_artifact(model, config, report, at_once=at_once)
+            return open_artifact(model, config, report, prompts_first=prompts_first)
         from llorch_serve.foreign.wrapped import wrapped_model
 
         model = wrapped_model(model)
@@ -145,11 +145,11 @@ def open_artifact(
     config: SessionConfig,
     report: Callable[[LoadReport], None],
     *,
-    at_once: bool = False,
+    prompts_first: bool = False,
 ) -> DecoderSession | FixedSession:
     """Load the graphs of an artifact with one of llorch's own; those of stages in this process, as one lane,
     since who runs a session by hand makes one call after the other. See
-    :func:`llorch_serve.runtime.opening.open_session` for ``at_once`` and the errors.
+    :func:`llorch_serve.runtime.opening.open_session` for ``prompts_first`` and the errors.
     """
     if artifact.manifest.stages:
         from llorch_serve.stages.pipeline import open_pipeline
@@ -158,7 +158,7 @@ def open_artifact(
         return open_pipeline(artifact, replace(config, stages=stages), report).sessions[0]
     refuse_choice(config.stages, artifact.folder)
     if artifact.manifest.fixed_shapes is None:
-        return open_session(artifact, config, report, at_once=at_once)
+        return open_session(artifact, config, report, prompts_first=prompts_first)
     from llorch_serve.runtime.fixed_session import open_fixed
 
     return open_fixed(artifact, config, report)

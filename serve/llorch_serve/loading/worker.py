@@ -46,8 +46,9 @@ def load_worker(
     """Load an artifact that generates, or another tool's folder, and start its engine.
 
     tokenizer: a tokenizer.json to use instead of the folder's.
-    at_once: make the tokenizer beside the graphs, and these beside each other, as for a person who waits:
-        sooner, and with more memory for a moment, some 40 MiB for a vocabulary of 50,000.
+    at_once: make the tokenizer beside the graphs, and take prompts before the graph that decodes is there, as
+        for a person who waits: sooner, and with more memory for a moment, some 40 MiB for a vocabulary of
+        50,000.
     chats: see :class:`llorch_serve.worker.prompts.PromptEncoder`.
     Raises ArtifactError, ProviderError, ResourceError or UsageError.
     """
@@ -119,7 +120,7 @@ def _generating(
     def opened() -> tuple[ServedSession, Pipeline | None]:
         pipeline = open_lanes(model, config.session, report, elsewhere)
         if pipeline is None:
-            return open_model(model, config.session, report, at_once=at_once), None
+            return open_model(model, config.session, report, prompts_first=at_once), None
         return pipeline.sessions[0], pipeline
 
     leave_threads_alone()

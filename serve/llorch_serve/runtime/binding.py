@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,12 +20,13 @@ from llorch_serve.cache.kv_cache import KvCache, KvCapacity, SlotCache
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK
 from llorch_serve.errors import ArtifactError
-from llorch_serve.providers import ActiveProvider, Memory, Placement, placement
+from llorch_serve.providers import CPU, ActiveProvider, Memory, Placement, placement
 from llorch_serve.providers.device_memory import DeviceMemory
 from llorch_serve.runtime.bound_graph import BoundGraph, LogitsBuffer
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.graph_choice import GraphChoice
-from llorch_serve.runtime.graph_loading import attention_kernel, check_signature, load_graph
+from llorch_serve.runtime.graph_loading import check_signature, load_graph
+from llorch_serve.runtime.late_graph import LateGraph, loaded_late
 from llorch_serve.runtime.row_pairs import PairedGraph
 from llorch_serve.runtime.session import Graph, SessionGraphs
 from llorch_serve.runtime.stage_graph import CrossingRows, Cut, StageGraph
@@ -56,15 +57,22 @@ class Binder:
     cut: Cut | None = None
 
     def load(
-        self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool
+        self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool, packed: bool = True
     ) -> tuple[Placement, Any]:
         """Load a graph over a cache of a type; return where its nodes run, and onnxruntime's session.
 
+        packed: see :func:`llorch_serve.runtime.graph_loading.load_graph`.
         Raises ArtifactError if the graph is damaged, ProviderError if the provider does not run it.
         """
         try:
             session = load_graph(
-                path, recipe, self.runtime, self.threads, self.provider, plain=plain_attention
+                path,
+                recipe,
+                self.runtime,
+                self.threads,
+                self.provider,
+                plain=plain_attention,
+                packed=packed,
             )
         except ArtifactError as error:
             if self.folder == self.artifact.folder:
@@ -105,9 +113,9 @@ class Binder:
 class LoadedGraphs:
     """The chosen graphs in the runtime, which may be bound to any number of caches.
 
-    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``prompts`` is None
-        where the other one takes them. scales: of an int8 cache; None: there is none, or prompts are computed
-        in it.
+    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``decode`` is a future
+        of one while that is loaded, ``prompts`` is None where the other one takes them. scales: of an int8
+        cache; None: there is none, or prompts are computed in it.
     """
 
     choice: GraphChoice
@@ -117,44 +125,49 @@ class LoadedGraphs:
     scales: Scales | None
 
 
-def load_graphs(binder: Binder, graphs: GraphChoice, *, context: int, at_once: bool = False) -> LoadedGraphs:
+def load_graphs(
+    binder: Binder, graphs: GraphChoice, *, context: int, prompts_first: bool = False
+) -> LoadedGraphs:
     """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`, of several
     errors that of the graph which decodes.
 
-    at_once: load two graphs beside each other, where there are threads for it and one setting of the runtime
-        is right for both.
+    prompts_first: return once the graph for prompts is there, and the one that decodes has been found sound,
+        which takes a quarter of its load; its weights are then packed on a thread of its own. On the CPU.
     """
     artifact = binder.artifact
-    manifest, folder = artifact.manifest, artifact.folder
-    chosen, plain = graphs.prompts, graphs.int8_cache is not None
-    score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
-    plain_prompts = score_bytes <= _MAX_SCORE_BYTES
+    manifest, plain = artifact.manifest, graphs.int8_cache is not None
+    late = prompts_first and graphs.prompts is not None and binder.provider.runtime_name == CPU
+
+    def load_decode(*, packed: bool) -> tuple[Placement, Any]:
+        # A graph that never runs takes no kernel, which would be chosen for the other one too.
+        path = binder.folder / graphs.decode.name
+        kernel = plain and packed
+        return binder.load(path, graphs.decode.recipe, graphs.kv.dtype, plain_attention=kernel, packed=packed)
 
     def load_prompts() -> Any:
-        assert chosen is not None
-        dtype = graphs.kv.dtype if graphs.int8_cache is None else manifest.kv.dtype
-        path = binder.folder / chosen.name
-        return binder.load(path, chosen.recipe, dtype, plain_attention=plain_prompts)[1]
+        assert graphs.prompts is not None
+        score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
+        return binder.load(
+            binder.folder / graphs.prompts.name,
+            graphs.prompts.recipe,
+            manifest.kv.dtype if graphs.int8_cache is not None else graphs.kv.dtype,
+            plain_attention=score_bytes <= _MAX_SCORE_BYTES,
+        )[1]
 
     with contextlib.ExitStack() as beside:
         prompts = load_prompts
-        if at_once and binder.threads > 1 and chosen is not None and plain == plain_prompts:
-            beside.enter_context(attention_kernel(plain=plain))
+        if late:
             threads = beside.enter_context(ThreadPoolExecutor(1, "prompts"))
             prompts = threads.submit(load_prompts).result
-        where, decode = binder.load(
-            binder.folder / graphs.decode.name,
-            graphs.decode.recipe,
-            graphs.kv.dtype,
-            plain_attention=plain,
-        )
+        where, decode = load_decode(packed=not late)
         _check_inputs(artifact, binder.cut)
-        if chosen is None:
+        if graphs.prompts is None:
             return LoadedGraphs(graphs, where, decode, None, None)
         scales = None
         if graphs.int8_cache is not None:
-            scales = read_scales(folder / graphs.int8_cache.scales, graphs.kv)
-        return LoadedGraphs(graphs, where, decode, prompts(), scales)
+            scales = read_scales(artifact.folder / graphs.int8_cache.scales, graphs.kv)
+        loaded = LoadedGraphs(graphs, where, decode, prompts(), scales)
+    return replace(loaded, decode=loaded_late(lambda: load_decode(packed=True)[1])) if late else loaded
 
 
 def bind_graphs(
@@ -169,7 +182,11 @@ def bind_graphs(
     """Bind loaded graphs to one cache. prompt_buffers: of the cache that prompts are computed in; None: they
     are computed in ``cache``. rows: as in :meth:`Binder.bound`.
     """
-    decode = binder.bound(loaded.decode, cache, logits, rows)
+
+    def bound(session: Any) -> Graph:
+        return binder.bound(session, cache, logits, rows)
+
+    decode = LateGraph(loaded.decode, bound) if isinstance(loaded.decode, Future) else bound(loaded.decode)
     if loaded.prompts is None:
         return SessionGraphs(decode, decode, None)
     handoff = None

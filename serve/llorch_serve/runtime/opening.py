@@ -47,9 +47,10 @@ def open_session(
     config: SessionConfig,
     report: Callable[[LoadReport], None],
     *,
-    at_once: bool = False,
+    prompts_first: bool = False,
 ) -> DecoderSession:
-    """Load the artifact's graphs and allocate its KV cache. at_once: both graphs beside each other.
+    """Load the artifact's graphs and allocate its KV cache. prompts_first: see
+    :func:`llorch_serve.runtime.binding.load_graphs`.
 
     Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the
     graph, ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
@@ -88,7 +89,7 @@ def open_session(
         batch_invariant=config.batch_invariant,
     )
     cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
-    loaded = load_graphs(binder, graphs, context=plan.capacity.context, at_once=at_once)
+    loaded = load_graphs(binder, graphs, context=plan.capacity.context, prompts_first=prompts_first)
     bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
     if manifest.widened_bytes:
         give_back_freed()

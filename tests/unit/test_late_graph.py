@@ -1,0 +1,151 @@
+"""For somebody who waits, prompts are taken before the graph that decodes is there; errors come as if it
+were.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from llorch_serve.errors import ArtifactError, ProviderError
+from llorch_serve.providers import CPU
+from llorch_serve.runtime.binding import load_graphs
+from llorch_serve.runtime.graph_choice import GraphChoice, GraphFile
+from llorch_serve.runtime.late_graph import LateGraph, loaded_late
+from support.builders.tiny_artifact import tiny_manifest
+
+MANIFEST = tiny_manifest()
+DECODE = GraphFile("decode", MANIFEST.recipe)
+ONE = GraphChoice(MANIFEST.kv, DECODE, None, None)
+TWO = GraphChoice(MANIFEST.kv, DECODE, GraphFile("prompts", MANIFEST.recipe), None)
+ARTIFACT = mock.Mock(manifest=MANIFEST, folder=Path("a"))
+
+
+@dataclass
+class Loader:
+    """Stands for a binder. provider: what it loads on.
+
+    meeting: where a graph that is looked at and the one for prompts wait for each other. goes_on: what a load
+    of the graph that decodes waits for. broken: graphs that do not load. seen: loads, in the order of their
+    beginnings.
+    """
+
+    provider: Any = field(default_factory=lambda: mock.Mock(runtime_name=CPU))
+    meeting: threading.Barrier | None = None
+    goes_on: threading.Event = field(default_factory=threading.Event)
+    broken: tuple[str, ...] = ()
+    seen: list[str] = field(default_factory=list)
+    artifact: Any = ARTIFACT
+    folder: Path = Path("a")
+    cut: None = None
+
+    def load(self, path: Path, *_: object, plain_attention: bool, packed: bool = True) -> tuple[Any, Any]:
+        name = path.name if packed else f"{path.name} unpacked"
+        self.seen.append(name)
+        if self.meeting is not None and name != "decode":
+            self.meeting.wait()
+        if name == "decode":
+            assert self.goes_on.wait(20)
+        if name in self.broken:
+            raise ArtifactError(name)
+        return f"where {name}", name
+
+
+def load(loader: Loader, graphs: GraphChoice = TWO, *, prompts_first: bool = True) -> Any:
+    return load_graphs(loader, graphs, context=64, prompts_first=prompts_first)  # type: ignore[arg-type]
+
+
+def test_prompts_are_there_while_the_graph_that_decodes_is_loaded() -> None:
+    loader = Loader(meeting=threading.Barrier(2, timeout=20))
+    found = load(loader)
+    assert (found.where, found.prompts) == ("where decode unpacked", "prompts")
+    assert not found.decode.done()
+    loader.goes_on.set()
+    assert found.decode.result(20) == "decode"
+    assert sorted(loader.seen[:2]) == ["decode unpacked", "prompts"]
+    assert loader.seen[2:] == ["decode"]
+
+
+@pytest.mark.parametrize(
+    ("loader", "graphs", "options", "order"),
+    [
+        (Loader(), TWO, {"prompts_first": False}, ["decode", "prompts"]),
+        (Loader(provider=mock.Mock(runtime_name="Other")), TWO, {}, ["decode", "prompts"]),
+        (Loader(), ONE, {}, ["decode"]),
+    ],
+    ids=["not asked", "another provider", "one graph"],
+)
+def test_else_all_is_there(
+    loader: Loader, graphs: GraphChoice, options: dict[str, Any], order: list[str]
+) -> None:
+    loader.goes_on.set()
+    assert load(loader, graphs, **options).decode == "decode"
+    assert loader.seen == order
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (("decode unpacked", "prompts"), "decode unpacked"),
+        (("decode unpacked",), "decode unpacked"),
+        (("prompts",), "prompts"),
+    ],
+)
+def test_what_is_broken_is_told_at_once_that_of_the_graph_that_decodes_first(
+    broken: tuple[str, ...], told: str
+) -> None:
+    loader = Loader(broken=broken, meeting=threading.Barrier(2, timeout=20))
+    with pytest.raises(ArtifactError, match=told):
+        load(loader)
+    assert "decode" not in loader.seen
+
+
+class Bound:
+    """A graph that returns what it is asked."""
+
+    def __init__(self, session: object) -> None:
+        self.session = session
+
+    def run(self, *asked: object) -> Any:
+        return self.session, asked
+
+
+def test_the_first_call_waits_and_a_graph_is_bound_once() -> None:
+    begun, goes_on, bound = threading.Event(), threading.Event(), []
+
+    def load() -> str:
+        begun.set()
+        assert goes_on.wait(20)
+        return "session"
+
+    def bind(session: object) -> Any:
+        bound.append(session)
+        return Bound(session)
+
+    late = LateGraph(loaded_late(load), bind)
+    assert begun.wait(20)
+    assert bound == []
+    threading.Timer(0, goes_on.set).start()
+    for step in range(2):
+        assert late.run(0, [step], [1], [0]) == ("session", (0, [step], [1], [0]))
+    assert bound == ["session"]
+
+
+def test_a_graph_that_could_not_be_loaded_after_all_fails_the_call_by_its_name() -> None:
+    loading: Future[Any] = Future()
+    loading.set_exception(ArtifactError("decode.onnx cannot be loaded"))
+    with pytest.raises(ProviderError, match=r"^decode.onnx cannot be loaded$"):
+        LateGraph(loading, lambda _: pytest.fail("there is nothing to bind")).run(0, [1], [1], [0])
+
+
+def test_an_error_of_another_type_is_nobody_elses() -> None:
+    loading: Future[Any] = Future()
+    loading.set_exception(MemoryError())
+    with pytest.raises(MemoryError):
+        LateGraph(loading, lambda _: pytest.fail("there is nothing to bind")).run(0, [1], [1], [0])
