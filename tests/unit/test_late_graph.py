@@ -1,11 +1,10 @@
-"""For somebody who waits, prompts are taken before the graph that decodes is there; errors come as if it
-were.
+"""For somebody who waits, the graph that decodes is loaded when it is first run, and errors come as if it had
+been there.
 """
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.providers import CPU
 from llorch_serve.runtime.binding import load_graphs
 from llorch_serve.runtime.graph_choice import GraphChoice, GraphFile
-from llorch_serve.runtime.late_graph import LateGraph, loaded_late
+from llorch_serve.runtime.late_graph import LateGraph
 from support.builders.tiny_artifact import tiny_manifest
 
 MANIFEST = tiny_manifest()
@@ -31,14 +30,12 @@ ARTIFACT = mock.Mock(manifest=MANIFEST, folder=Path("a"))
 class Loader:
     """Stands for a binder. provider: what it loads on.
 
-    meeting: where a graph that is looked at and the one for prompts wait for each other. goes_on: what a load
-    of the graph that decodes waits for. broken: graphs that do not load. seen: loads, in the order of their
-    beginnings.
+    meeting: where a graph that is looked at and the one for prompts wait for each other. broken: graphs that
+    do not load. seen: loads, in the order of their beginnings.
     """
 
     provider: Any = field(default_factory=lambda: mock.Mock(runtime_name=CPU))
     meeting: threading.Barrier | None = None
-    goes_on: threading.Event = field(default_factory=threading.Event)
     broken: tuple[str, ...] = ()
     seen: list[str] = field(default_factory=list)
     artifact: Any = ARTIFACT
@@ -50,8 +47,6 @@ class Loader:
         self.seen.append(name)
         if self.meeting is not None and name != "decode":
             self.meeting.wait()
-        if name == "decode":
-            assert self.goes_on.wait(20)
         if name in self.broken:
             raise ArtifactError(name)
         return f"where {name}", name
@@ -61,15 +56,12 @@ def load(loader: Loader, graphs: GraphChoice = TWO, *, prompts_first: bool = Tru
     return load_graphs(loader, graphs, context=64, prompts_first=prompts_first)  # type: ignore[arg-type]
 
 
-def test_prompts_are_there_while_the_graph_that_decodes_is_loaded() -> None:
+def test_prompts_are_there_and_the_graph_that_decodes_is_looked_at_beside_them() -> None:
     loader = Loader(meeting=threading.Barrier(2, timeout=20))
     found = load(loader)
-    assert (found.where, found.prompts) == ("where decode unpacked", "prompts")
-    assert not found.decode.done()
-    loader.goes_on.set()
-    assert found.decode.result(20) == "decode"
-    assert sorted(loader.seen[:2]) == ["decode unpacked", "prompts"]
-    assert loader.seen[2:] == ["decode"]
+    assert (found.where, found.prompts, found.decode) == ("where decode unpacked", "prompts", None)
+    assert sorted(loader.seen) == ["decode unpacked", "prompts"]
+    assert found.load_decode() == "decode"
 
 
 @pytest.mark.parametrize(
@@ -84,8 +76,8 @@ def test_prompts_are_there_while_the_graph_that_decodes_is_loaded() -> None:
 def test_else_all_is_there(
     loader: Loader, graphs: GraphChoice, options: dict[str, Any], order: list[str]
 ) -> None:
-    loader.goes_on.set()
-    assert load(loader, graphs, **options).decode == "decode"
+    found = load(loader, graphs, **options)
+    assert (found.decode, found.load_decode) == ("decode", None)
     assert loader.seen == order
 
 
@@ -116,36 +108,30 @@ class Bound:
         return self.session, asked
 
 
-def test_the_first_call_waits_and_a_graph_is_bound_once() -> None:
-    begun, goes_on, bound = threading.Event(), threading.Event(), []
-
-    def load() -> str:
-        begun.set()
-        assert goes_on.wait(20)
-        return "session"
-
-    def bind(session: object) -> Any:
-        bound.append(session)
-        return Bound(session)
-
-    late = LateGraph(loaded_late(load), bind)
-    assert begun.wait(20)
-    assert bound == []
-    threading.Timer(0, goes_on.set).start()
+def test_the_first_call_loads_the_graph_and_binds_it_once() -> None:
+    done: list[str] = []
+    late = LateGraph(
+        lambda: done.append("loaded") or "session", lambda got: done.append("bound") or Bound(got)
+    )
+    assert done == []
     for step in range(2):
         assert late.run(0, [step], [1], [0]) == ("session", (0, [step], [1], [0]))
-    assert bound == ["session"]
+    assert done == ["loaded", "bound"]
 
 
-def test_a_graph_that_could_not_be_loaded_after_all_fails_the_call_by_its_name() -> None:
-    loading: Future[Any] = Future()
-    loading.set_exception(ArtifactError("decode.onnx cannot be loaded"))
-    with pytest.raises(ProviderError, match=r"^decode.onnx cannot be loaded$"):
-        LateGraph(loading, lambda _: pytest.fail("there is nothing to bind")).run(0, [1], [1], [0])
+def failing(error: Exception) -> Any:
+    raise error
 
 
-def test_an_error_of_another_type_is_nobody_elses() -> None:
-    loading: Future[Any] = Future()
-    loading.set_exception(MemoryError())
-    with pytest.raises(MemoryError):
-        LateGraph(loading, lambda _: pytest.fail("there is nothing to bind")).run(0, [1], [1], [0])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ArtifactError("decode.onnx cannot be loaded"), ProviderError),  # which ends the call's answers alone
+        (MemoryError("decode.onnx cannot be loaded"), MemoryError),
+    ],
+)
+def test_a_graph_that_cannot_be_loaded_after_all_fails_the_call_by_its_name(
+    error: Exception, told: type[Exception]
+) -> None:
+    with pytest.raises(told, match=r"^decode.onnx cannot be loaded$"):
+        LateGraph(lambda: failing(error), lambda _: pytest.fail("nothing to bind")).run(0, [1], [1], [0])

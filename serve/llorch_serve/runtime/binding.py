@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ from llorch_serve.runtime.bound_graph import BoundGraph, LogitsBuffer
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.graph_choice import GraphChoice
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
-from llorch_serve.runtime.late_graph import LateGraph, loaded_late
+from llorch_serve.runtime.late_graph import LateGraph
 from llorch_serve.runtime.row_pairs import PairedGraph
 from llorch_serve.runtime.session import Graph, SessionGraphs
 from llorch_serve.runtime.stage_graph import CrossingRows, Cut, StageGraph
@@ -113,9 +114,10 @@ class Binder:
 class LoadedGraphs:
     """The chosen graphs in the runtime, which may be bound to any number of caches.
 
-    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``decode`` is a future
-        of one while that is loaded, ``prompts`` is None where the other one takes them. scales: of an int8
-        cache; None: there is none, or prompts are computed in it.
+    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``decode`` is none
+        while it is left to be loaded, ``prompts`` is None where the other one takes them. scales: of an int8
+        cache; None: there is none, or prompts are computed in it. load_decode: loads what was left to be
+        loaded; None: nothing was.
     """
 
     choice: GraphChoice
@@ -123,6 +125,7 @@ class LoadedGraphs:
     decode: Any
     prompts: Any
     scales: Scales | None
+    load_decode: Callable[[], Any] | None = None
 
 
 def load_graphs(
@@ -131,8 +134,8 @@ def load_graphs(
     """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`, of several
     errors that of the graph which decodes.
 
-    prompts_first: return once the graph for prompts is there, and the one that decodes has been found sound,
-        which takes a quarter of its load; its weights are then packed on a thread of its own. On the CPU.
+    prompts_first: load the graph for prompts, and see that the one that decodes is sound, which takes a
+        quarter of its load; the rest is left to its first call. On the CPU.
     """
     artifact = binder.artifact
     manifest, plain = artifact.manifest, graphs.int8_cache is not None
@@ -167,7 +170,7 @@ def load_graphs(
         if graphs.int8_cache is not None:
             scales = read_scales(artifact.folder / graphs.int8_cache.scales, graphs.kv)
         loaded = LoadedGraphs(graphs, where, decode, prompts(), scales)
-    return replace(loaded, decode=loaded_late(lambda: load_decode(packed=True)[1])) if late else loaded
+    return replace(loaded, decode=None, load_decode=lambda: load_decode(packed=True)[1]) if late else loaded
 
 
 def bind_graphs(
@@ -186,7 +189,8 @@ def bind_graphs(
     def bound(session: Any) -> Graph:
         return binder.bound(session, cache, logits, rows)
 
-    decode = LateGraph(loaded.decode, bound) if isinstance(loaded.decode, Future) else bound(loaded.decode)
+    late = loaded.load_decode
+    decode = bound(loaded.decode) if late is None else LateGraph(late, bound)
     if loaded.prompts is None:
         return SessionGraphs(decode, decode, None)
     handoff = None
