@@ -4,6 +4,7 @@ been there.
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.providers import CPU
 from llorch_serve.runtime.binding import load_graphs
 from llorch_serve.runtime.graph_choice import GraphChoice, GraphFile
+from llorch_serve.runtime.graph_loading import attention_kernel
 from llorch_serve.runtime.late_graph import LateGraph
 from support.builders.tiny_artifact import tiny_manifest
 
@@ -96,6 +98,21 @@ def test_what_is_broken_is_told_at_once_that_of_the_graph_that_decodes_first(
     with pytest.raises(ArtifactError, match=told):
         load(loader)
     assert "decode" not in loader.seen
+
+
+def test_a_graph_that_is_looked_at_leaves_the_other_ones_kernel_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+    monkeypatch.delenv(name, raising=False)
+    looked_at = attention_kernel(plain=False)
+    with looked_at:
+        prompts = attention_kernel(plain=True)
+        prompts.__enter__()
+        assert os.environ[name] == "1"
+    assert os.environ[name] == "1"
+    prompts.__exit__(None, None, None)
+    assert name not in os.environ
 
 
 class Bound:
