@@ -136,6 +136,24 @@ def open_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @HERE
+@pytest.mark.parametrize(("wanted", "late"), [(None, False), (True, False), (False, True)])
+def test_no_graph_is_left_to_be_loaded_where_weights_are_gathered(
+    wanted: bool | None, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def opened(*_: object, prompts_first: bool) -> SimpleNamespace:
+        asked.append(prompts_first)
+        return SimpleNamespace(placement=Placement("P", 1.0, device="cpu"))
+
+    monkeypatch.setattr(models, "_open", opened)
+    monkeypatch.setattr(huge_pages, "gather", lambda: None)
+    config = SessionConfig(huge_pages=wanted)
+    models.open_model(cast("Artifact", None), config, lambda _report: None, prompts_first=True)
+    assert asked == [late]
+
+
+@HERE
 @pytest.mark.parametrize(("wanted", "told"), [(None, True), (True, True), (False, False)])
 def test_a_model_is_gathered_once_loaded(
     open_with: Callable[..., None], wanted: bool | None, told: bool, caplog: pytest.LogCaptureFixture

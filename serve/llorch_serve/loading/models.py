@@ -65,7 +65,8 @@ def open_model(
                 "--huge-pages has no effect on weights that --share-weights maps from a file; leave one of "
                 "them out"
             )
-    session = _open(model, config, report, prompts_first=prompts_first)
+    # What is loaded later would stay in small pages.
+    session = _open(model, config, report, prompts_first=prompts_first and config.huge_pages is False)
     _gather(session, config)
     return session
 
