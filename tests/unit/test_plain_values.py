@@ -40,7 +40,7 @@ def parameters() -> Iterator[tuple[str, Any, Any]]:
 def test_every_flag_takes_every_value_as_typer_does() -> None:
     for name, parameter, context in parameters():
         own = type(parameter).process_value.__get__(parameter)
-        # Before 0.29 Typer's parameters convert by themselves, and are left alone.
+        # An older Typer's parameters convert by themselves, and are left alone.
         assert ("process_value" in vars(parameter)) == hasattr(parameter, "type_descriptor")
         for value in VALUES:
             taken = outcome(parameter.process_value, context, value)
@@ -61,7 +61,7 @@ def test_nothing_is_converted_for_plain_values(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_typer_that_converts_by_itself_is_left_alone() -> None:
     class Parameter:
-        """One of Typer before 0.29."""
+        """One of an older Typer."""
 
         def process_value(self, context: object, value: object) -> object:
             return value

@@ -1,7 +1,7 @@
-"""Values of flags that are what they look like, taken without Typer's converter, whose import alone takes as
-long as reading an artifact.
+"""Values of flags that are what they look like, taken without Typer's converter.
 
-From 0.29 on Typer has Pydantic convert every value, those that nobody gave too. The values here are the ones
+Typer 0.29 has Pydantic convert every value, those that nobody gave too, and importing that takes tens of
+milliseconds. The values here are the ones
 for which that changes nothing but the type; every other one, and every error, stays Typer's.
 """
 
