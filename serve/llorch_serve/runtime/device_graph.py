@@ -2,51 +2,74 @@
 addresses there.
 
 Binding the cache takes longer than a small model's step on a GPU, so what a step reads is bound once for each
-number of sequences and then written in place. That is also what CUDA graphs need: a recorded step reads and
-writes the same addresses.
+number of rows and then written in place. That is also what CUDA graphs need: a recorded step reads and writes
+the same addresses.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from llorch_serve.cache.device_buffers import FLOAT32, INT32, INT64, DeviceBuffers
+from llorch_serve.cache.device_buffers import DeviceBuffers
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
+from llorch_serve.errors import ProviderError
+from llorch_serve.providers import ActiveProvider
+from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.bound_graph import BoundGraph, Logits, LogitsBuffer, runs
-
-_GRAPH_ID: Final = "gpu_graph_id"  # of a run, in onnxruntime: which recording it makes or replays; -1: none
+from llorch_serve.runtime.recordings import UNRECORDED, run_options
+from llorch_serve.runtime.step_buffers import StepBuffers, TokenIds
+from llorch_serve.runtime.step_sizes import size_of, step_sizes
 
 
 class DeviceGraph:
     """Runs tokens through one graph on the slots of one cache.
 
-    runtime: onnxruntime. session: its. inputs: names of the graph's inputs. logits: for prompts.
-    captured: the session records the kernels of calls; each number of sequences gets a recording of its own.
+    runtime: onnxruntime. provider: of the session; where it captures, steps are recorded.
+    session: onnxruntime's. inputs: names of the graph's inputs. logits: for prompts.
+    greedy: the session that :func:`llorch_serve.runtime.greedy_graph.greedy_session` gives; None: only the
+        host chooses tokens.
+
+    Steps are recorded for the sizes of :func:`llorch_serve.runtime.step_sizes.step_sizes`, a step between two
+    sizes gets rows of padding. All are recorded in the first step of a thread, as onnxruntime keeps a
+    thread's recordings apart: so none is made while sequences run, where a worker has warmed up before.
+
+    Padding takes slots that may hold a prompt under way, or a prefix for later. It writes behind what such a
+    slot holds, where its sequence will write before it reads. Where one is full to its end, the step is not
+    recorded and has no padding.
     """
 
     def __init__(
         self,
         runtime: Any,
+        provider: ActiveProvider,
         session: Any,
         inputs: frozenset[str],
         cache: SharedDeviceCache,
-        buffers: DeviceBuffers,
         logits: LogitsBuffer,
-        *,
-        captured: bool,
+        greedy: Any = None,
     ) -> None:
         self._runtime = runtime
+        self._provider = provider
         self._session = session
         self._cache = cache
-        self._buffers = buffers
-        self._vocab_size = logits.vocab_size
-        self._captured = captured
-        options = self._options(-1) if captured else None
+        self._greedy = greedy
+        options = run_options(runtime, provider)
         self._prompts = BoundGraph(session, inputs, cache, logits, in_place=False, options=options)
-        self._steps: dict[int, _Step] = {}
+        slots = cache.capacity.slots
+        buffers = DeviceBuffers(runtime, provider)
+        self._buffers = StepBuffers(buffers, cache.memory, slots, logits.vocab_size)
+        self._sizes = step_sizes(slots)
+        self._steps: dict[tuple[int, bool], _Step] = {}
+        self._recorded_on: set[int] = set()  # threads
+
+    @property
+    def chooses(self) -> bool:
+        """Whether :meth:`run_greedy` is there."""
+        return self._greedy is not None
 
     def run(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
@@ -57,74 +80,120 @@ class DeviceGraph:
         """
         count = len(lengths)
         if first or len(token_ids) != count or tuple(wanted) != tuple(range(count)):
-            return self._prompts.run(first, token_ids, lengths, wanted)
-        step = self._steps.get(count)
+            found = self._prompts.run(first, token_ids, lengths, wanted)
+            self._cache.written(first, lengths)
+            return found
+        self._advance(token_ids, lengths)
+        return self._buffers.logits(count)
+
+    def run_greedy(self, token_ids: Sequence[int], lengths: Sequence[int]) -> TokenIds:
+        """Run one token of each of the first slots; return the first of the largest logits of each, [slots],
+        or -1 where a logit is not finite. Only these cross to the host.
+
+        lengths: tokens of each slot including this one. Raises as :meth:`run`.
+        """
+        self._advance(token_ids, lengths).choose()
+        return self._buffers.chosen(len(lengths))
+
+    def _advance(self, token_ids: Sequence[int], lengths: Sequence[int]) -> _Step:
+        """Make a step, recorded where that is asked for; return it."""
+        count = len(lengths)
+        size, recorded = count, False
+        if self._provider.captures:
+            self._record_once()
+            padded = size_of(self._sizes, count)
+            if (padding := self._padding(count, padded)) is not None:
+                size, recorded = padded, True
+                token_ids, lengths = [*token_ids, *[0] * len(padding)], [*lengths, *padding]
+        step = self._step(size, recorded=recorded)
+        step.run(token_ids, lengths)
+        self._cache.written(0, lengths[:count])
+        return step
+
+    def _padding(self, first: int, after: int) -> list[int] | None:
+        """Return lengths of rows in slots ``first`` to ``after`` - 1 that write behind what the slots hold;
+        None: one is full.
+        """
+        ends = self._cache.ends[first:after]
+        return None if self._cache.capacity.context in ends else [end + 1 for end in ends]
+
+    def _record_once(self) -> None:
+        """Record steps of all sizes, once in a thread: the largest first, so that memory grows once."""
+        thread = threading.get_ident()
+        if thread in self._recorded_on:
+            return
+        for size in reversed(self._sizes):
+            if (lengths := self._padding(0, size)) is None:
+                continue  # recorded when a step of the size comes
+            try:
+                step = self._step(size, recorded=True)
+                step.run([0] * size, lengths)
+                if self.chooses:
+                    step.choose()
+            except ProviderError as error:
+                raise ProviderError(
+                    f"{error}; steps of {size} sequences cannot be recorded here, and are not with "
+                    f"--provider-option {CUDA_GRAPHS}=0"
+                ) from error
+        self._recorded_on.add(thread)
+
+    def _step(self, size: int, *, recorded: bool) -> _Step:
+        step = self._steps.get((size, recorded))
         if step is None:
-            step = self._steps[count] = self._step(count)
-        return step.run(token_ids, lengths)
-
-    def _step(self, count: int) -> _Step:
-        io = self._session.io_binding()
-        self._cache.bind(io, 0, count)
-        options = self._options(count) if self._captured else None
-        # A recording keeps the length that it was made with, so that is the longest; attention reads each
-        # row's own beside it.
-        total = self._cache.capacity.context if self._captured else None
-        return _Step(self._session, io, options, self._buffers, count, self._vocab_size, total)
-
-    def _options(self, recording: int) -> Any:
-        options = self._runtime.RunOptions()
-        options.add_run_config_entry(_GRAPH_ID, str(recording))
-        return options
+            options = run_options(self._runtime, self._provider, size if recorded else UNRECORDED)
+            io = self._session.io_binding()
+            self._cache.bind(io, 0, size)
+            # A recording keeps the length that it was made with, so that is the longest; attention reads
+            # each row's own beside it.
+            total = self._cache.capacity.context if recorded else None
+            step = _Step(self._session, self._greedy, io, options, self._buffers, size, total)
+            self._steps[size, recorded] = step
+        return step
 
 
 class _Step:
-    """One token of each of the first ``count`` slots. total: the largest length that the graph is told; None:
-    the one there is.
+    """One token of each of the first ``size`` slots.
+
+    total: the largest length that the graph is told; None: the one there is.
     """
 
     def __init__(
         self,
         session: Any,
+        greedy: Any,
         io: Any,
         options: Any,
-        buffers: DeviceBuffers,
-        count: int,
-        vocab_size: int,
+        buffers: StepBuffers,
+        size: int,
         total: int | None,
     ) -> None:
         self._session = session
+        self._greedy = greedy
         self._io = io
         self._options = options
+        self._buffers = buffers
         self._fixed = total is not None
         self._total = np.array(total or 0, np.int32)
-        self._shape = (count, 1)
-        what = f"a step of {count} sequences"
-        self._ids = buffers.make(self._shape, INT64, what)
-        self._lengths = buffers.make((count,), INT32, what)
-        self._rows = buffers.make((count,), INT64, what)
-        self._rows.update_inplace(np.arange(count))
-        self._logits = buffers.make((count, vocab_size), FLOAT32, what)
-        for name, value in (
-            ("input_ids", self._ids),
-            ("seqlens_k", self._lengths),
-            ("logits_indices", self._rows),
-        ):
-            io.bind_ortvalue_input(name, value)
-        io.bind_ortvalue_output("logits", self._logits)
+        buffers.bind(io, size)
         self._bind_total()
+        self._choice: Any = None
+        if greedy is not None:
+            self._choice = greedy.io_binding()
+            buffers.bind_choice(self._choice, size)
 
-    def run(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
-        """Return logits [count, vocabulary]. Raises ProviderError if the runtime fails."""
+    def run(self, token_ids: Sequence[int], lengths: Sequence[int]) -> None:
+        """Compute the logits, which stay on the device. Raises ProviderError if the runtime fails."""
         with runs():
-            self._ids.update_inplace(np.array(token_ids, np.int64).reshape(self._shape))
-            self._lengths.update_inplace(np.array(lengths, np.int32) - np.int32(1))
+            self._buffers.fill(token_ids, lengths)
             if not self._fixed:
                 self._total[...] = max(lengths)
                 self._bind_total()
             self._session.run_with_iobinding(self._io, self._options)
-            logits: Logits = self._logits.numpy()
-        return logits
+
+    def choose(self) -> None:
+        """Choose an id from the logits of each row. Raises ProviderError if the runtime fails."""
+        with runs():
+            self._greedy.run_with_iobinding(self._choice, self._options)
 
     def _bind_total(self) -> None:
         """Bind the largest length, which kernels read in host memory while they are launched."""

@@ -10,7 +10,7 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Manifest
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.providers import (
     CPU,
     ActiveProvider,
@@ -23,9 +23,11 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.providers.device_memory import device_memory
+from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
+from llorch_serve.runtime.greedy_graph import greedy_session
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import plan_memory, widening_notice
 from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
@@ -59,6 +61,7 @@ def open_session(
     runtime = import_runtime(manifest.min_onnxruntime)
     provider = activate(config.provider, runtime)
     _check_fit(manifest, provider.runtime_name)
+    provider, unrecorded = _recording(provider, config)
     if graphs.int8_cache is not None:
         import_runtime(graphs.int8_cache.min_onnxruntime, instead=f"or use --kv-dtype {manifest.kv.dtype}")
     on_cpu, has_experts = provider.runtime_name == CPU, bool(manifest.model.experts)
@@ -70,8 +73,9 @@ def open_session(
     threads = config.threads or usable_cpus()
     lying = _where_graphs_lie(artifact, graphs, config, runtime, provider)
     max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
+    greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
     own = plan.capacity.notice(manifest.context_length)
-    notices = filter(None, (own, few_rows, widening_notice(manifest), lying.notice))
+    notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), lying.notice))
     report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
 
     logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
@@ -83,6 +87,7 @@ def open_session(
         threads,
         allow_cpu_nodes=config.provider.allow_cpu_nodes,
         batch_invariant=config.batch_invariant,
+        greedy=greedy,
     )
     cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
     loaded = load_graphs(binder, graphs, context=plan.capacity.context)
@@ -117,6 +122,29 @@ def _where_graphs_lie(
         )
     recipes = {file.name: file.recipe for file in graphs.files}
     return shared_graphs(artifact, recipes, runtime, config.threads or usable_cpus())
+
+
+def _recording(provider: ActiveProvider, config: SessionConfig) -> tuple[ActiveProvider, str | None]:
+    """Return the provider as steps are to be made, and a notice where it could record them and does not."""
+    recorded = provider.with_captures()
+    if recorded is provider or not config.provider.allow_cpu_nodes:
+        return recorded, None
+    return provider, (
+        f"steps are not recorded, as some nodes may run on the CPU; --provider-option {CUDA_GRAPHS}=1 "
+        "records them where none does"
+    )
+
+
+def _greedy(
+    runtime: Any, provider: ActiveProvider, manifest: Manifest, *, on_device: bool
+) -> tuple[Any, str | None]:
+    """Return the session that chooses tokens on a device, or a notice why there is none."""
+    if not on_device:
+        return None, None
+    try:
+        return greedy_session(runtime, provider, manifest.model.vocab_size), None
+    except ProviderError as error:
+        return None, f"tokens are chosen on the host: {error}"
 
 
 def _limited_rows(runtime: Any, provider: ActiveProvider, threads: int) -> tuple[int | None, str | None]:
