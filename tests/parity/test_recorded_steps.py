@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from llorch_serve.artifact.folder import Artifact
+from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import Sequence
@@ -85,19 +86,30 @@ def test_a_recorded_step_is_told_the_longest_length(opened: Opener) -> None:
 def test_padding_spoils_neither_a_prefix_nor_a_prompt_under_way(artifact: Artifact, opened: Opener) -> None:
     session = opened(slots=8)
     seen = watched(session)
-    prompts = [random_ids(3 + slot, seed=slot) for slot in range(8)]
-    for slot, prompt in enumerate(prompts):
+    held = {slot: random_ids(3 + slot, seed=slot) for slot in range(8)}
+
+    def step(rows: int) -> None:
+        for slot in range(rows):
+            held[slot] = [*held[slot], slot]
+        session.decode(list(range(rows)), [len(held[slot]) for slot in range(rows)])
+
+    for slot, prompt in held.items():
         session.prefill(slot, prompt, 0)
-    session.copy_slot(7, 6, 9)
-    session.swap_slots(6, 5, 9)
+    step(8)
+    step(8)
+    session.copy_slot(7, 5, 12)
+    session.swap_slots(5, 6, 12)
     session.release_slot(7, 2)
-    held = {5: prompts[7][:9], 6: prompts[5], 7: prompts[7][:2]}  # slots that padding is written to
-    tails = {slot: prompts[slot] for slot in range(5)}
-    for step in range(4):
-        session.decode([step] * 5, [len(prompts[slot]) + step + 1 for slot in range(5)])
+    held |= {5: held[6], 6: held[7], 7: held[7][:2]}
+    session.prefill(4, [9], len(held[4]))
+    held[4] = [*held[4], 9]
+    assert isinstance(session.cache, SharedDeviceCache)
+    assert session.cache.ends == [len(held[slot]) for slot in range(8)]
+    for _ in range(4):
+        step(5)
     assert seen.recordings[-4:] == ["8"] * 4
     plain = open_tiny(artifact, slots=1)
-    for slot, tokens in (held | {slot: [*tail, 0, 1, 2, 3] for slot, tail in tails.items()}).items():
+    for slot, tokens in held.items():
         following = random_ids(3, seed=20 + slot)
         found = session.prefill(slot, following, len(tokens), range(3)).copy()
         expected = plain.prefill(0, [*tokens, *following], 0, range(len(tokens), len(tokens) + 3))
