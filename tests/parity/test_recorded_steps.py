@@ -157,6 +157,63 @@ def test_each_thread_records_once(opened: Opener) -> None:
     assert seen.recordings[10:] == ["1", "2"]
 
 
+def test_a_size_whose_slots_were_full_is_recorded_when_they_have_room(opened: Opener) -> None:
+    session = opened(slots=4, max_context=16)
+    seen = watched(session)
+    session.prefill(3, random_ids(16, seed=9), 0)
+    session.decode([1, 2, 3], [1, 1, 1])
+    assert seen.recordings == ["-1", "2", "1", "-1"]
+    session.release_slot(3, 5)
+    session.decode([1, 2, 3], [2, 2, 2])
+    session.decode([1, 2, 3], [3, 3, 3])
+    assert seen.recordings[4:] == ["4", "4", "4"]
+    session.prefill(0, random_ids(4), 3)
+    session.verify(0, random_ids(9), 7)  # guesses up to the end, which are wrong
+    session.decode([1], [8])
+    assert seen.recordings[-1] == "1", "its own slot's end does not matter"
+
+
+def test_a_recording_waits_for_the_calls_of_another_model_and_they_for_it(opened: Opener) -> None:
+    """As CUDA allows no other thread's calls meanwhile."""
+    recording, other = opened(), opened()
+    seen = watched(recording)
+    inside, going_on = threading.Event(), threading.Event()
+    real = seen.run_with_iobinding
+
+    def slow(io: Any, options: Any) -> None:
+        inside.set()
+        assert going_on.wait(20)
+        real(io, options)
+
+    seen.run_with_iobinding = slow  # type: ignore[method-assign]
+    first = threading.Thread(target=recording.decode, args=([7], [1]))
+    first.start()
+    assert inside.wait(20)
+    done: list[str] = []
+    calls: list[Callable[[], Any]] = [
+        lambda: other.prefill(0, [1, 2], 0),
+        lambda: other.copy_slot(0, 1, 2),
+        lambda: other.swap_slots(0, 1, 2),
+        lambda: other.decode([7], [3]),
+        lambda: other.decode_greedy([7], [4]),
+        opened,
+    ]
+
+    def call(made: Callable[[], Any]) -> None:
+        made()
+        done.append("")
+
+    threads = [threading.Thread(target=call, args=(made,)) for made in calls]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.1)
+    assert not done, "all of them wait"
+    going_on.set()
+    for thread in (first, *threads):
+        thread.join(20)
+    assert len(done) == len(calls)
+
+
 def test_a_step_that_cannot_be_recorded_says_how_to_do_without(opened: Opener) -> None:
     session = opened()
     seen = watched(session)

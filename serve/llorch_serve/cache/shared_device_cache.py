@@ -13,6 +13,7 @@ from llorch_serve.artifact.manifest import KvLayout
 from llorch_serve.cache.device_buffers import ELEMENT_TYPES, DeviceBuffers
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.providers.device_memory import DeviceMemory
+from llorch_serve.providers.recording_turns import TURNS
 
 
 class SharedDeviceCache:
@@ -62,20 +63,22 @@ class SharedDeviceCache:
         """Copy the first ``tokens`` positions of one slot to another. Raises ProviderError if the device
         fails.
         """
-        for value in self._values:
-            start = value.data_ptr()
-            self._move(start + target * self._slot, start + source * self._slot, tokens)
-        self.memory.wait()
+        with TURNS.call():
+            for value in self._values:
+                start = value.data_ptr()
+                self._move(start + target * self._slot, start + source * self._slot, tokens)
+            self.memory.wait()
         self.ends[target] = tokens
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         """Exchange the first ``tokens`` positions of two slots. Raises ProviderError if the device fails."""
         spare = self._spare.data_ptr()
-        for value in self._values:
-            one, other = (value.data_ptr() + slot * self._slot for slot in (first, second))
-            for target, source in ((spare, one), (one, other), (other, spare)):
-                self._move(target, source, tokens)
-        self.memory.wait()
+        with TURNS.call():
+            for value in self._values:
+                one, other = (value.data_ptr() + slot * self._slot for slot in (first, second))
+                for target, source in ((spare, one), (one, other), (other, spare)):
+                    self._move(target, source, tokens)
+            self.memory.wait()
         self.ends[first], self.ends[second] = self.ends[second], self.ends[first]
 
     def release(self, slot: int, keep: int) -> None:

@@ -18,6 +18,7 @@ from llorch_serve.cache.device_buffers import DeviceBuffers
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import ActiveProvider
+from llorch_serve.providers.recording_turns import TURNS
 from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.bound_graph import BoundGraph, Logits, LogitsBuffer, runs
 from llorch_serve.runtime.recordings import UNRECORDED, run_options
@@ -64,7 +65,7 @@ class DeviceGraph:
         self._buffers = StepBuffers(buffers, cache.memory, slots, logits.vocab_size)
         self._sizes = step_sizes(slots)
         self._steps: dict[tuple[int, bool], _Step] = {}
-        self._recorded_on: set[int] = set()  # threads
+        self._mine = threading.local()  # recorded: the sizes that a thread has
 
     @property
     def chooses(self) -> bool:
@@ -80,11 +81,14 @@ class DeviceGraph:
         """
         count = len(lengths)
         if first or len(token_ids) != count or tuple(wanted) != tuple(range(count)):
-            found = self._prompts.run(first, token_ids, lengths, wanted)
+            with TURNS.call():
+                found = self._prompts.run(first, token_ids, lengths, wanted)
             self._cache.written(first, lengths)
             return found
-        self._advance(token_ids, lengths)
-        return self._buffers.logits(count)
+        size, padding = self._prepare(count)
+        with TURNS.call():
+            self._advance(token_ids, lengths, size, padding)
+            return self._buffers.logits(count)
 
     def run_greedy(self, token_ids: Sequence[int], lengths: Sequence[int]) -> TokenIds:
         """Run one token of each of the first slots; return the first of the largest logits of each, [slots],
@@ -92,23 +96,47 @@ class DeviceGraph:
 
         lengths: tokens of each slot including this one. Raises as :meth:`run`.
         """
-        self._advance(token_ids, lengths).choose()
-        return self._buffers.chosen(len(lengths))
+        size, padding = self._prepare(len(lengths))
+        with TURNS.call():
+            self._advance(token_ids, lengths, size, padding).choose()
+            return self._buffers.chosen(len(lengths))
 
-    def _advance(self, token_ids: Sequence[int], lengths: Sequence[int]) -> _Step:
-        """Make a step, recorded where that is asked for; return it."""
-        count = len(lengths)
-        size, recorded = count, False
-        if self._provider.captures:
-            self._record_once()
-            padded = size_of(self._sizes, count)
-            if (padding := self._padding(count, padded)) is not None:
-                size, recorded = padded, True
-                token_ids, lengths = [*token_ids, *[0] * len(padding)], [*lengths, *padding]
-        step = self._step(size, recorded=recorded)
-        step.run(token_ids, lengths)
-        self._cache.written(0, lengths[:count])
-        return step
+    def _prepare(self, count: int) -> tuple[int, Sequence[int] | None]:
+        """Return the rows of a step of ``count`` sequences, and the lengths of those of padding; None: it is
+        not recorded.
+
+        Makes the recordings that a thread has not made: of all sizes in its first step, the largest first, so
+        that memory grows once.
+        """
+        if not self._provider.captures:
+            return count, None
+        recorded: set[int] | None = getattr(self._mine, "recorded", None)
+        if recorded is None:
+            self._mine.recorded = recorded = set()
+        size = size_of(self._sizes, count)
+        wanted = (size,) if recorded else self._sizes[::-1]
+        if not recorded.issuperset(wanted):
+            with TURNS.recording():
+                recorded.update(filter(self._record, wanted))
+        padding = self._padding(count, size)
+        return (count, None) if padding is None or size not in recorded else (size, padding)
+
+    def _record(self, size: int) -> bool:
+        """Record a step of rows of padding alone; return False if one of its slots is full."""
+        lengths = self._padding(0, size)
+        if lengths is None:
+            return False
+        step = self._step(size, recorded=True)
+        try:
+            step.run([0] * size, lengths)
+            if self.chooses:
+                step.choose()
+        except ProviderError as error:
+            raise ProviderError(
+                f"{error}; steps of {size} sequences cannot be recorded here, and are not with "
+                f"--provider-option {CUDA_GRAPHS}=0"
+            ) from error
+        return True
 
     def _padding(self, first: int, after: int) -> list[int] | None:
         """Return lengths of rows in slots ``first`` to ``after`` - 1 that write behind what the slots hold;
@@ -117,25 +145,15 @@ class DeviceGraph:
         ends = self._cache.ends[first:after]
         return None if self._cache.capacity.context in ends else [end + 1 for end in ends]
 
-    def _record_once(self) -> None:
-        """Record steps of all sizes, once in a thread: the largest first, so that memory grows once."""
-        thread = threading.get_ident()
-        if thread in self._recorded_on:
-            return
-        for size in reversed(self._sizes):
-            if (lengths := self._padding(0, size)) is None:
-                continue  # recorded when a step of the size comes
-            try:
-                step = self._step(size, recorded=True)
-                step.run([0] * size, lengths)
-                if self.chooses:
-                    step.choose()
-            except ProviderError as error:
-                raise ProviderError(
-                    f"{error}; steps of {size} sequences cannot be recorded here, and are not with "
-                    f"--provider-option {CUDA_GRAPHS}=0"
-                ) from error
-        self._recorded_on.add(thread)
+    def _advance(
+        self, token_ids: Sequence[int], lengths: Sequence[int], size: int, padding: Sequence[int] | None
+    ) -> _Step:
+        """Make a step as :meth:`_prepare` says; return it."""
+        step = self._step(size, recorded=padding is not None)
+        behind = padding or ()
+        step.run([*token_ids, *[0] * len(behind)], [*lengths, *behind])
+        self._cache.written(0, lengths)
+        return step
 
     def _step(self, size: int, *, recorded: bool) -> _Step:
         step = self._steps.get((size, recorded))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.providers.device_memory import device_memory
+from llorch_serve.providers.recording_turns import TURNS
 from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
@@ -69,43 +71,45 @@ def open_session(
         require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
 
     memory = device_memory(provider, runtime)
-    plan = plan_memory(manifest, graphs, config, provider, memory)
-    threads = config.threads or usable_cpus()
-    lying = _where_graphs_lie(artifact, graphs, config, runtime, provider)
-    max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
-    greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
-    own = plan.capacity.notice(manifest.context_length)
-    notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), lying.notice))
-    report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
+    # Loading calls CUDA, as no thread may while another one records.
+    with TURNS.call() if memory is not None else contextlib.nullcontext():
+        plan = plan_memory(manifest, graphs, config, provider, memory)
+        threads = config.threads or usable_cpus()
+        lying = _where_graphs_lie(artifact, graphs, config, runtime, provider)
+        max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
+        greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
+        own = plan.capacity.notice(manifest.context_length)
+        notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), lying.notice))
+        report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
 
-    logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
-    binder = Binder(
-        artifact,
-        lying.folder,
-        runtime,
-        provider,
-        threads,
-        allow_cpu_nodes=config.provider.allow_cpu_nodes,
-        batch_invariant=config.batch_invariant,
-        greedy=greedy,
-    )
-    cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
-    loaded = load_graphs(binder, graphs, context=plan.capacity.context)
-    bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
-    if manifest.widened_bytes:
-        give_back_freed()
-    return DecoderSession(
-        artifact,
-        loaded.where,
-        cache,
-        bound,
-        capacity=plan.capacity,
-        batch_invariant=on_cpu
-        and not has_experts
-        and (config.batch_invariant or not any(map(takes_pairs, graphs.recipes))),
-        max_rows=max_rows,
-        needs_one_logits_row=graphs.prompt_recipe.multiplies_bytes and not takes_no_rows(runtime),
-    )
+        logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
+        binder = Binder(
+            artifact,
+            lying.folder,
+            runtime,
+            provider,
+            threads,
+            allow_cpu_nodes=config.provider.allow_cpu_nodes,
+            batch_invariant=config.batch_invariant,
+            greedy=greedy,
+        )
+        cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
+        loaded = load_graphs(binder, graphs, context=plan.capacity.context)
+        bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
+        if manifest.widened_bytes:
+            give_back_freed()
+        return DecoderSession(
+            artifact,
+            loaded.where,
+            cache,
+            bound,
+            capacity=plan.capacity,
+            batch_invariant=on_cpu
+            and not has_experts
+            and (config.batch_invariant or not any(map(takes_pairs, graphs.recipes))),
+            max_rows=max_rows,
+            needs_one_logits_row=graphs.prompt_recipe.multiplies_bytes and not takes_no_rows(runtime),
+        )
 
 
 def _where_graphs_lie(
