@@ -97,9 +97,12 @@ def test_a_greedy_step_gives_the_ids_of_its_logits_and_copies_no_others(
         memory.bytes_read = 0
         np.testing.assert_array_equal(session.decode_greedy(tokens, lengths), expected)
         assert memory.bytes_read == 8 * count
+        rows = [*range(count)][::-2]
+        some = session.step_logits(rows).copy()
+        assert memory.bytes_read == 8 * count + some.nbytes
         logits = session.decode(tokens, lengths)
         np.testing.assert_array_equal(logits.argmax(axis=1), expected, "a step may be made again")
-        assert memory.bytes_read == 8 * count + logits.nbytes
+        np.testing.assert_array_equal(some, logits[rows])
         tokens = random_ids(5 - count, seed=step)
         for slot, token in enumerate(tokens, count):  # the others keep up
             for each in (session, plain):

@@ -24,16 +24,28 @@ from support.fakes.session import FakeSession, continuation, sequence_of
 
 @dataclass(slots=True)
 class GreedyFake(FakeSession):
-    """A fake that chooses tokens. chosen: how many steps it did so for; instead: changes the ids."""
+    """A fake that chooses tokens. chosen, fetched: of each step that it did so for, how many rows there were
+    and whose logits were asked for; instead: changes the ids.
+    """
 
     chosen: list[int] = field(default_factory=list)
+    fetched: list[tuple[int, ...]] = field(default_factory=list)
     instead: Callable[[npt.NDArray[np.int64]], None] = lambda _ids: None
+    last: npt.NDArray[np.float32] | None = None
 
     def decode_greedy(self, token_ids: Sequence[int], lengths: Sequence[int]) -> npt.NDArray[np.int64]:
-        ids = self.decode(token_ids, lengths).argmax(axis=1)
+        self.last = self.decode(token_ids, lengths)
+        ids = self.last.argmax(axis=1)
         self.chosen.append(len(ids))
+        self.fetched.append(())
         self.instead(ids)
         return ids
+
+    def step_logits(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        assert rows
+        assert self.last is not None
+        self.fetched[-1] = tuple(rows)
+        return self.last[list(rows)]
 
 
 def greedy_fake(**settings: Any) -> GreedyFake:
@@ -75,17 +87,23 @@ def test_greedy_answers_are_chosen_by_the_session_and_are_the_samplers() -> None
         {"min_tokens": 6, "stop_ids": (1,)},
     ],
 )
-def test_one_that_needs_logits_makes_the_batch_one_with_logits(params: dict[str, Any]) -> None:
+def test_of_a_mixed_batch_only_the_logits_that_are_needed_are_fetched(params: dict[str, Any]) -> None:
     session = greedy_fake()
-    plain, other = sequence_of("plain", [1, 2, 3], 6), sequence_of("other", [4, 5], 6, **params)
+    plain, other = sequence_of("plain", [1, 2, 3], 9), sequence_of("other", [4, 5], 6, **params)
     assert not run_all(session, [plain, other])
-    both = [call for call in session.calls if call.kind == "decode" and len(call.slots) == 2]
-    assert len(both) == 4, "the first has had a step alone"
-    assert session.chosen == [1]
+    alone, together = (1, ()), (2, (1,))
+    assert list(zip(session.chosen, session.fetched, strict=True)) == [alone, *5 * [together], *2 * [alone]]
     without = FakeSession()
-    again = [sequence_of("plain", [1, 2, 3], 6), sequence_of("other", [4, 5], 6, **params)]
+    again = [sequence_of("plain", [1, 2, 3], 9), sequence_of("other", [4, 5], 6, **params)]
     run_all(without, again)
     assert answers([plain, other]) == answers(again)
+
+
+def test_where_all_need_logits_the_session_is_not_asked_to_choose() -> None:
+    session = greedy_fake()
+    sequences = [sequence_of(str(seed), [1, 2, seed], 6, temperature=1.0, seed=seed) for seed in (3, 4)]
+    assert not run_all(session, sequences)
+    assert not session.chosen
 
 
 def test_log_probabilities_and_tokens_told_before_need_logits() -> None:
@@ -117,9 +135,8 @@ def test_a_token_that_stands_for_nothing_is_left_to_the_sampler() -> None:
     (found,) = answers([sequence])
     assert found[:2] == free[:2]
     assert free[2] not in found
-    lengths = [len(call.tokens[0]) for call in session.calls if call.kind == "decode"]
-    assert len(lengths) > 5, "a step was made again"
-    assert sorted(set(lengths)) == [4, 5, 6, 7, 8]
+    assert (0,) in session.fetched, "of that row the logits were looked at"
+    assert sum(call.kind == "decode" for call in session.calls) == 5
 
 
 def test_logits_that_are_not_finite_end_their_sequence_alone() -> None:

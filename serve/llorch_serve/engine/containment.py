@@ -67,8 +67,7 @@ def sample(call: StepCall, logits: Logits | Chosen, masks: MaskThread) -> list[R
     """
     if isinstance(logits, Chosen):
         assert isinstance(call, DecodeBatch)
-        pairs = zip(call.rows, logits.token_ids, strict=True)
-        return [_counted(row.sequence, token_id) for row, token_id in pairs]
+        return _rest_chosen([row.sequence for row in call.rows], logits, masks)
     match call:
         case DecodeBatch(rows=rows):
             return _next_tokens([row.sequence for row in rows], logits, masks)
@@ -113,6 +112,14 @@ def _next_tokens(sequences: Seq[Sequence], logits: Logits, masks: MaskThread) ->
     if held:
         _look_ahead(sequences, results, masks)
     return results
+
+
+def _rest_chosen(sequences: Seq[Sequence], found: Chosen, masks: MaskThread) -> list[Result]:
+    """Return the next token of each sequence: the session's, or one chosen from logits."""
+    pairs = list(zip(sequences, found.token_ids, strict=True))
+    left = [sequence for sequence, token_id in pairs if token_id is None]
+    rest = iter(() if found.logits is None else _next_tokens(left, found.logits, masks))
+    return [next(rest) if token_id is None else _counted(sequence, token_id) for sequence, token_id in pairs]
 
 
 def _counted(sequence: Sequence, token_id: int) -> Result:

@@ -30,9 +30,14 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The next token of each row of a batch, which the session has chosen. Their logits are not there."""
+    """What came of a batch of which the session has chosen tokens.
 
-    token_ids: tuple[int, ...]
+    token_ids: the next token of each row; None: it is still to be chosen. logits: of those rows alone, in
+        their order; None: there are none.
+    """
+
+    token_ids: tuple[int | None, ...]
+    logits: Logits | None
 
 
 class Session(Protocol):
@@ -72,6 +77,9 @@ class GreedySession(Protocol):
         logit is not finite.
         """
 
+    def step_logits(self, rows: Seq[int]) -> Logits:
+        """Return the logits of some rows of that call, which is the last one: [len(rows), vocabulary]."""
+
 
 def apply_edit(session: Session, edit: SlotEdit) -> None:
     """Move what the KV cache's slots hold. Raises ProviderError, ResourceError or MemoryError."""
@@ -85,8 +93,8 @@ def apply_edit(session: Session, edit: SlotEdit) -> None:
 
 
 def run(session: Session, call: StepCall) -> Logits | Chosen:
-    """Make a call; return logits [rows, vocabulary], valid until the next call, or the tokens of a batch
-    that needs no logits. Raises what the session raises.
+    """Make a call; return logits [rows, vocabulary], valid until the next call, or tokens where the session
+    has chosen some of a batch. Raises what the session raises.
 
     Rows: one for each row of a batch or token of a verify chunk; of a prefill chunk one for each scored
     position, then one for the last token if the next token follows from it.
@@ -106,14 +114,20 @@ def run(session: Session, call: StepCall) -> Logits | Chosen:
 
 def _decode(session: Session, rows: tuple[DecodeRow, ...]) -> Logits | Chosen:
     token_ids, lengths = [row.token_id for row in rows], [row.length for row in rows]
-    if session.capabilities.greedy_decode and all(needs_no_logits(row.sequence) for row in rows):
-        assert isinstance(session, GreedySession)
-        best = tuple(session.decode_greedy(token_ids, lengths).tolist())
-        sampling = [row.sequence.sampling for row in rows]
-        if all(row is not None and accepts(row, token) for row, token in zip(sampling, best, strict=True)):
-            return Chosen(best)
-        # Rare: the step is made again, for the logits. It writes the same keys and values as before.
-    return session.decode(token_ids, lengths)
+    able = session.capabilities.greedy_decode
+    greedy = [able and needs_no_logits(row.sequence) for row in rows]
+    if not any(greedy):
+        return session.decode(token_ids, lengths)
+    assert isinstance(session, GreedySession)
+    best = session.decode_greedy(token_ids, lengths).tolist()
+    chosen = tuple(
+        token
+        if free and row.sequence.sampling is not None and accepts(row.sequence.sampling, token)
+        else None
+        for row, token, free in zip(rows, best, greedy, strict=True)
+    )
+    left = [index for index, token in enumerate(chosen) if token is None]
+    return Chosen(chosen, session.step_logits(left) if left else None)
 
 
 def needs_no_logits(sequence: Sequence) -> bool:

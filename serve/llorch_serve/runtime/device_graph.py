@@ -101,6 +101,14 @@ class DeviceGraph:
             self._advance(token_ids, lengths, size, padding).choose()
             return self._buffers.chosen(len(lengths))
 
+    def step_logits(self, rows: Sequence[int]) -> Logits:
+        """Return logits [len(rows), vocabulary] of some rows of the last step, valid until the next call.
+
+        Raises ProviderError if the device fails.
+        """
+        with TURNS.call():
+            return self._buffers.logits_of(rows)
+
     def _prepare(self, count: int) -> tuple[int, Sequence[int] | None]:
         """Return the rows of a step of ``count`` sequences, and the lengths of those of padding; None: it is
         not recorded.

@@ -39,6 +39,9 @@ class GreedyGraph(Protocol):
     def run_greedy(self, token_ids: Sequence[int], lengths: Sequence[int]) -> TokenIds:
         """Run one token of each of the first slots; return the most likely next one of each."""
 
+    def step_logits(self, rows: Sequence[int]) -> Logits:
+        """Return the logits of some rows of the last step."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionGraphs:
@@ -140,6 +143,13 @@ class DecoderSession:
         """
         assert self._greedy is not None
         return self._greedy.run_greedy(token_ids, lengths)
+
+    def step_logits(self, rows: Sequence[int]) -> Logits:
+        """Return logits [len(rows), vocabulary] of some rows of the last call, which must have been
+        :meth:`decode_greedy`; valid until the next call. Raises ProviderError if the device fails.
+        """
+        assert self._greedy is not None
+        return self._greedy.step_logits(rows)
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
         """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids),

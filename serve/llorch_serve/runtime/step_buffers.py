@@ -51,11 +51,11 @@ class StepBuffers:
             ("logits_indices", self._rows, (rows,), INT64),
         ):
             io.bind_input(name, *self._buffers.part(shape, element, value.data_ptr()))
-        io.bind_output("logits", *self._logits_of(rows))
+        io.bind_output("logits", *self._logits_part(rows))
 
     def bind_choice(self, io: Any, rows: int) -> None:
         """Bind the first rows of logits, and where the ids that are chosen from them go."""
-        io.bind_input("logits", *self._logits_of(rows))
+        io.bind_input("logits", *self._logits_part(rows))
         io.bind_output("ids", *self._buffers.part((rows,), INT64, self._chosen.data_ptr()))
 
     def fill(self, token_ids: Sequence[int], lengths: Sequence[int]) -> None:
@@ -71,8 +71,17 @@ class StepBuffers:
         """Copy the logits of the first rows to the host; return them, [rows, vocabulary], valid until the
         next call. Raises ProviderError if the device fails.
         """
-        found = self._host_logits[:rows]
-        self._memory.read(found, self._logits.data_ptr())
+        return self._read(0, 0, rows)
+
+    def logits_of(self, rows: Sequence[int]) -> Logits:
+        """Do what :meth:`logits` does for some rows, [len(rows), vocabulary]."""
+        for place, row in enumerate(rows):
+            self._read(place, row, 1)
+        return self._host_logits[: len(rows)]
+
+    def _read(self, place: int, row: int, count: int) -> Logits:
+        found = self._host_logits[place : place + count]
+        self._memory.read(found, self._logits.data_ptr() + row * self._vocab_size * found.itemsize)
         return found
 
     def chosen(self, rows: int) -> TokenIds:
@@ -83,5 +92,5 @@ class StepBuffers:
         self._memory.read(found, self._chosen.data_ptr())
         return found.copy()
 
-    def _logits_of(self, rows: int) -> tuple[Any, ...]:
+    def _logits_part(self, rows: int) -> tuple[Any, ...]:
         return self._buffers.part((rows, self._vocab_size), FLOAT32, self._logits.data_ptr())
