@@ -175,7 +175,7 @@ def test_a_size_whose_slots_were_full_is_recorded_when_they_have_room(opened: Op
 
 def test_a_recording_waits_for_the_calls_of_another_model_and_they_for_it(opened: Opener) -> None:
     """As CUDA allows no other thread's calls meanwhile."""
-    recording, other = opened(), opened()
+    recording, other = opened(), opened(("enable_cuda_graph=0",))
     seen = watched(recording)
     inside, going_on = threading.Event(), threading.Event()
     real = seen.run_with_iobinding
