@@ -138,7 +138,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _pythons(given: Sequence[str]) -> dict[str, Path]:
     """Return interpreters by the peers' names. Raises UsageError for another name."""
-    found = {}
+    found: dict[str, Path] = {}
     for text in given:
         name, _, python = text.partition("=")
         if name not in PEERS or not python:

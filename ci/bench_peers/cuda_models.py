@@ -78,11 +78,8 @@ class Forms:
 
         def build(target: Path) -> None:
             command = foreign_module_command(str(python), "onnxruntime_genai.models.builder")
-            cache = self.folder / "genai-cache"
-            run_process(
-                *(*command, "-m", checkpoint, "-o", target, "-p", kind, "-e", "cuda", "-c", cache),
-                python_path=self.folder,  # nothing of ours
-            )
+            places = ("-m", str(checkpoint), "-o", str(target), "-c", str(self.folder / "genai-cache"))
+            run_process(*command, *places, "-p", kind, "-e", "cuda", python_path=self.folder)  # none of ours
 
         made(place, build)
         return Peer(f"{GENAI}, {kind}", "peer_genai", python, place, f"its model builder: {kind} for CUDA")

@@ -110,7 +110,7 @@ def greedy_session(runtime: Any, provider: ActiveProvider, vocab_size: int) -> A
 
 def greedy_ids(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Return what the graph gives, by numpy. logits: [rows, vocabulary]."""
-    found = logits.argmax(axis=1).astype(np.int64)
+    found: npt.NDArray[np.int64] = logits.argmax(axis=1).astype(np.int64)
     found[~np.isfinite(logits).all(axis=1)] = -1
     return found
 
