@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnxruntime
 import pytest
 
@@ -44,6 +45,17 @@ def test_ids_are_those_of_argmax(vocab_size: int) -> None:
     logits = np.random.default_rng(vocab_size).standard_normal((17, vocab_size)).astype(np.float32)
     assert chosen(logits) == logits.argmax(axis=1).tolist()
     assert chosen(np.round(logits)) == np.round(logits).argmax(axis=1).tolist(), "many are equal"
+
+
+def test_its_operators_are_of_versions_that_cudas_provider_has_kernels_for() -> None:
+    """onnxruntime's list of kernels (docs/OperatorKernels.md): for each operator, the first opset of the
+    newest kernel, or of the one up to the graph's opset where there is a newer one.
+    """
+    kernels = {"ReduceMax": 18, "ReduceSum": 13, "Equal": 13, "Cast": 13, "Mul": 14, "Sub": 14}
+    model = onnx.load_from_string(greedy_model(8))
+    (opset,) = model.opset_import
+    used = {node.op_type for node in model.graph.node}
+    assert {name: onnx.defs.get_schema(name, opset.version).since_version for name in used} == kernels
 
 
 def test_of_equal_logits_the_first_is_taken_whatever_their_sign_of_zero() -> None:

@@ -12,15 +12,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from llorch_serve.cache.device_buffers import DeviceBuffers
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import ActiveProvider
 from llorch_serve.providers.recording_turns import TURNS
 from llorch_serve.providers.table import CUDA_GRAPHS
-from llorch_serve.runtime.bound_graph import BoundGraph, Logits, LogitsBuffer, runs
+from llorch_serve.runtime.bound_graph import BoundGraph, Logits, LogitsBuffer
+from llorch_serve.runtime.device_step import DeviceStep
 from llorch_serve.runtime.recordings import UNRECORDED, run_options
 from llorch_serve.runtime.step_buffers import StepBuffers, TokenIds
 from llorch_serve.runtime.step_sizes import size_of, step_sizes
@@ -64,7 +63,7 @@ class DeviceGraph:
         buffers = DeviceBuffers(runtime, provider)
         self._buffers = StepBuffers(buffers, cache.memory, slots, logits.vocab_size)
         self._sizes = step_sizes(slots)
-        self._steps: dict[tuple[int, bool], _Step] = {}
+        self._steps: dict[tuple[int, bool], DeviceStep] = {}
         self._mine = threading.local()  # recorded: the sizes that a thread has
 
     @property
@@ -155,7 +154,7 @@ class DeviceGraph:
 
     def _advance(
         self, token_ids: Sequence[int], lengths: Sequence[int], size: int, padding: Sequence[int] | None
-    ) -> _Step:
+    ) -> DeviceStep:
         """Make a step as :meth:`_prepare` says; return it."""
         step = self._step(size, recorded=padding is not None)
         behind = padding or ()
@@ -163,7 +162,7 @@ class DeviceGraph:
         self._cache.written(0, lengths)
         return step
 
-    def _step(self, size: int, *, recorded: bool) -> _Step:
+    def _step(self, size: int, *, recorded: bool) -> DeviceStep:
         step = self._steps.get((size, recorded))
         if step is None:
             options = run_options(self._runtime, self._provider, size if recorded else UNRECORDED)
@@ -172,56 +171,6 @@ class DeviceGraph:
             # A recording keeps the length that it was made with, so that is the longest; attention reads
             # each row's own beside it.
             total = self._cache.capacity.context if recorded else None
-            step = _Step(self._session, self._greedy, io, options, self._buffers, size, total)
+            step = DeviceStep(self._session, self._greedy, io, options, self._buffers, size, total)
             self._steps[size, recorded] = step
         return step
-
-
-class _Step:
-    """One token of each of the first ``size`` slots.
-
-    total: the largest length that the graph is told; None: the one there is.
-    """
-
-    def __init__(
-        self,
-        session: Any,
-        greedy: Any,
-        io: Any,
-        options: Any,
-        buffers: StepBuffers,
-        size: int,
-        total: int | None,
-    ) -> None:
-        self._session = session
-        self._greedy = greedy
-        self._io = io
-        self._options = options
-        self._buffers = buffers
-        self._fixed = total is not None
-        self._total = np.array(total or 0, np.int32)
-        buffers.bind(io, size)
-        self._bind_total()
-        self._choice: Any = None
-        if greedy is not None:
-            self._choice = greedy.io_binding()
-            buffers.bind_choice(self._choice, size)
-
-    def run(self, token_ids: Sequence[int], lengths: Sequence[int]) -> None:
-        """Compute the logits, which stay on the device. Raises ProviderError if the runtime fails."""
-        with runs():
-            self._buffers.fill(token_ids, lengths)
-            if not self._fixed:
-                self._total[...] = max(lengths)
-                self._bind_total()
-            self._session.run_with_iobinding(self._io, self._options)
-
-    def choose(self) -> None:
-        """Choose an id from the logits of each row. Raises ProviderError if the runtime fails."""
-        with runs():
-            self._greedy.run_with_iobinding(self._choice, self._options)
-
-    def _bind_total(self) -> None:
-        """Bind the largest length, which kernels read in host memory while they are launched."""
-        total = self._total
-        self._io.bind_input("total_sequence_length", "cpu", 0, np.int32, total.shape, total.ctypes.data)

@@ -20,7 +20,9 @@ from llorch_serve.runtime.recordings import run_options
 _FLOAT32: Final = 1
 _INT64: Final = 7
 _INT: Final = 2  # a kind of attributes
-_OPSET: Final = 21
+# A kernel without an upper bound is taken for the version of the operator that it was written for alone, and
+# CUDA's ReduceMax is of 18: in a later opset the operator is of 20, and the CPU would get it.
+_OPSET: Final = 18
 
 MOST_TOKENS: Final = 2**24 - 2
 """The largest vocabulary: the graph counts in float32, which is exact up to 2**24."""
