@@ -6,7 +6,7 @@ environment.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import sys
 from typing import Any
 
@@ -36,18 +36,20 @@ def main() -> None:
     task = parse_task(sys.stdin.read())
     if task.logits_of:
         raise ValueError("vLLM gives no logits of whole rows")
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for measurements
-        engine = vllm.LLM(
-            task.model,
-            dtype="float16",
-            max_model_len=len(task.prompts[0]) + task.new_tokens,
-            max_num_seqs=max(task.streams),
-            enable_prefix_caching=False,
-        ).llm_engine
+    # stdout is for measurements; vLLM's own processes write their log there.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    engine = vllm.LLM(
+        task.model,
+        dtype="float16",
+        max_model_len=len(task.prompts[0]) + task.new_tokens,
+        max_num_seqs=max(task.streams),
+        enable_prefix_caching=False,
+    ).llm_engine
     own = Engine("vLLM", vllm.__version__, "float16", lambda streams: run(engine, task, streams))
     for found in measure(own, task):
-        sys.stdout.write(encode(found) + "\n")
-        sys.stdout.flush()
+        answers.write(encode(found) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":
