@@ -19,6 +19,7 @@ import numpy as np
 from bench_peers.protocol import Arrivals, Engine, Task, encode, measure, parse_task
 
 _BATCH: Final = 512
+_ALL_LAYERS: Final = 999
 _quiet = llama_cpp.llama_log_callback(
     lambda level, text, data: None
 )  # kept alive: the library holds a pointer
@@ -131,6 +132,7 @@ def main() -> None:
     llama_cpp.llama_log_set(_quiet, ctypes.c_void_p())
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = _ALL_LAYERS  # where the library was built for a GPU
     model = llama_cpp.llama_model_load_from_file(task.model.encode(), params)
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {task.model}")

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,19 @@ def test_speeds_are_read_from_llorch_bench(recipe, tmp_path):
     assert min(one.prefill_tokens_per_s, one.decode_tokens_per_s, two.decode_tokens_per_s) > 0
     assert one.peak_mib is not None
     assert one.peak_mib > 100
+
+
+def test_speed_and_fidelity_on_a_provider_are_read_from_llorch_bench(
+    recipe, tmp_path, smollm2_gguf, monkeypatch
+):
+    there = replace(recipe, provider=f"cpu@{sys.executable}")
+    one, two = there.measure(work(tmp_path, 24))
+    assert (one.streams, two.streams) == (1, 2)
+    assert "onnxruntime" in one.version
+    kept = reference(smollm2_gguf, recipe.folder, tmp_path / "kept", 32)
+    assert there.closeness(kept, tmp_path, threads=1).kl == pytest.approx(
+        recipe.closeness(kept, tmp_path, threads=1).kl, rel=0.5
+    )
 
 
 def test_gains_are_measured_with_the_same_ids(recipe, tmp_path, monkeypatch):

@@ -20,9 +20,10 @@ from llorch_serve.cache.handoff import Handoff, Scales, read_scales
 from llorch_serve.cache.kv_cache import KvCache, KvCapacity, SlotCache
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK
-from llorch_serve.errors import ArtifactError
+from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.providers import CPU, ActiveProvider, Memory, Placement, placement
 from llorch_serve.providers.device_memory import DeviceMemory
+from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.bound_graph import BoundGraph, LogitsBuffer
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.graph_choice import GraphChoice
@@ -46,6 +47,8 @@ class Binder:
     allow_cpu_nodes: nodes may run on the CPU where the provider does not take them. batch_invariant: see
         :class:`llorch_serve.config.SessionConfig`.
     cut: what crosses to and from the graphs' neighbours, where they are of a stage; None: they are whole.
+    greedy: the session that chooses tokens on a device, see
+        :func:`llorch_serve.runtime.greedy_graph.greedy_session`; None: the host does.
     """
 
     artifact: Artifact
@@ -56,6 +59,7 @@ class Binder:
     allow_cpu_nodes: bool
     batch_invariant: bool
     cut: Cut | None = None
+    greedy: Any = None
 
     def load(
         self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool, packed: bool = True
@@ -66,16 +70,10 @@ class Binder:
         Raises ArtifactError if the graph is damaged, ProviderError if the provider does not run it.
         """
         try:
-            session = load_graph(
-                path,
-                recipe,
-                self.runtime,
-                self.threads,
-                self.provider,
-                plain=plain_attention,
-                packed=packed,
-            )
+            session = self._load(path, recipe, self.provider, plain=plain_attention, packed=packed)
         except ArtifactError as error:
+            if self.provider.captures:
+                self._require_recordable(path, recipe, error, plain=plain_attention)
             if self.folder == self.artifact.folder:
                 raise
             raise ArtifactError(
@@ -86,6 +84,24 @@ class Binder:
             session, self.provider.runtime_name, graph=path, allow_cpu_nodes=self.allow_cpu_nodes
         )
         return replace(where, device=self.provider.device), session
+
+    def _load(
+        self, path: Path, recipe: Recipe, provider: ActiveProvider, *, plain: bool, packed: bool = True
+    ) -> Any:
+        return load_graph(path, recipe, self.runtime, self.threads, provider, plain=plain, packed=packed)
+
+    def _require_recordable(self, path: Path, recipe: Recipe, fault: ArtifactError, *, plain: bool) -> None:
+        """Raise ProviderError if it is only recorded that a graph does not load, with the nodes that are
+        elsewhere, as onnxruntime does not name them.
+        """
+        try:
+            session = self._load(path, recipe, self.provider.without_captures(), plain=plain)
+        except ArtifactError:
+            return
+        placement(session, self.provider.runtime_name, graph=path, allow_cpu_nodes=False)
+        raise ProviderError(
+            f"{fault} Its steps cannot be recorded; they are not with --provider-option {CUDA_GRAPHS}=0"
+        ) from fault
 
     def bound(self, session: Any, cache: SlotCache, logits: LogitsBuffer, rows: CrossingRows | None) -> Graph:
         """Bind a loaded graph to a cache. logits: the buffer that it writes its logits to.
@@ -99,9 +115,9 @@ class Binder:
             assert rows is not None, "a stage has a place for what crosses to it"
             graph = StageGraph(session, inputs, cache, self.cut, rows, logits, in_place=in_place)
         elif isinstance(cache, SharedDeviceCache):
-            buffers = DeviceBuffers(self.runtime, self.provider)
-            captured = self.provider.captures
-            return DeviceGraph(self.runtime, session, inputs, cache, buffers, logits, captured=captured)
+            return DeviceGraph(
+                self.runtime, self.provider, session, inputs, cache, logits, greedy=self.greedy
+            )
         else:
             graph = BoundGraph(session, inputs, cache, logits, in_place=in_place)
         if not self.batch_invariant:
@@ -192,7 +208,8 @@ def bind_graphs(
     late = loaded.load_decode
     decode = bound(loaded.decode) if late is None else LateGraph(late, bound)
     if loaded.prompts is None:
-        return SessionGraphs(decode, decode, None)
+        greedy = decode if isinstance(decode, DeviceGraph) and decode.chooses else None
+        return SessionGraphs(decode, decode, None, greedy)
     handoff = None
     if loaded.scales is not None:
         assert prompt_buffers is not None
