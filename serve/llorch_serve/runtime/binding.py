@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +21,14 @@ from llorch_serve.cache.kv_cache import KvCache, KvCapacity, SlotCache
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK
 from llorch_serve.errors import ArtifactError, ProviderError
-from llorch_serve.providers import ActiveProvider, Memory, Placement, placement
+from llorch_serve.providers import CPU, ActiveProvider, Memory, Placement, placement
 from llorch_serve.providers.device_memory import DeviceMemory
 from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.bound_graph import BoundGraph, LogitsBuffer
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.graph_choice import GraphChoice
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
+from llorch_serve.runtime.late_graph import LateGraph
 from llorch_serve.runtime.row_pairs import PairedGraph
 from llorch_serve.runtime.session import Graph, SessionGraphs
 from llorch_serve.runtime.stage_graph import CrossingRows, Cut, StageGraph
@@ -58,14 +62,15 @@ class Binder:
     greedy: Any = None
 
     def load(
-        self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool
+        self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool, packed: bool = True
     ) -> tuple[Placement, Any]:
         """Load a graph over a cache of a type; return where its nodes run, and onnxruntime's session.
 
+        packed: see :func:`llorch_serve.runtime.graph_loading.load_graph`.
         Raises ArtifactError if the graph is damaged, ProviderError if the provider does not run it.
         """
         try:
-            session = self._load(path, recipe, self.provider, plain=plain_attention)
+            session = self._load(path, recipe, self.provider, plain=plain_attention, packed=packed)
         except ArtifactError as error:
             if self.provider.captures:
                 self._require_recordable(path, recipe, error, plain=plain_attention)
@@ -80,8 +85,10 @@ class Binder:
         )
         return replace(where, device=self.provider.device), session
 
-    def _load(self, path: Path, recipe: Recipe, provider: ActiveProvider, *, plain: bool) -> Any:
-        return load_graph(path, recipe, self.runtime, self.threads, provider, plain=plain)
+    def _load(
+        self, path: Path, recipe: Recipe, provider: ActiveProvider, *, plain: bool, packed: bool = True
+    ) -> Any:
+        return load_graph(path, recipe, self.runtime, self.threads, provider, plain=plain, packed=packed)
 
     def _require_recordable(self, path: Path, recipe: Recipe, fault: ArtifactError, *, plain: bool) -> None:
         """Raise ProviderError if it is only recorded that a graph does not load, with the nodes that are
@@ -123,9 +130,10 @@ class Binder:
 class LoadedGraphs:
     """The chosen graphs in the runtime, which may be bound to any number of caches.
 
-    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``prompts`` is None
-        where the other one takes them. scales: of an int8 cache; None: there is none, or prompts are computed
-        in it.
+    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``decode`` is none
+        while it is left to be loaded, ``prompts`` is None where the other one takes them. scales: of an int8
+        cache; None: there is none, or prompts are computed in it. load_decode: loads what was left to be
+        loaded; None: nothing was.
     """
 
     choice: GraphChoice
@@ -133,32 +141,52 @@ class LoadedGraphs:
     decode: Any
     prompts: Any
     scales: Scales | None
+    load_decode: Callable[[], Any] | None = None
 
 
-def load_graphs(binder: Binder, graphs: GraphChoice, *, context: int) -> LoadedGraphs:
-    """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`."""
+def load_graphs(
+    binder: Binder, graphs: GraphChoice, *, context: int, prompts_first: bool = False
+) -> LoadedGraphs:
+    """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`, of several
+    errors that of the graph which decodes.
+
+    prompts_first: load the graph for prompts, and see that the one that decodes is sound, which takes a
+        quarter of its load; the rest is left to its first call. On the CPU.
+    """
     artifact = binder.artifact
-    manifest, folder = artifact.manifest, artifact.folder
-    where, decode = binder.load(
-        binder.folder / graphs.decode.name,
-        graphs.decode.recipe,
-        graphs.kv.dtype,
-        plain_attention=graphs.int8_cache is not None,
-    )
-    _check_inputs(artifact, binder.cut)
-    if graphs.prompts is None:
-        return LoadedGraphs(graphs, where, decode, None, None)
-    scales, dtype = None, graphs.kv.dtype
-    if graphs.int8_cache is not None:
-        scales, dtype = read_scales(folder / graphs.int8_cache.scales, graphs.kv), manifest.kv.dtype
-    score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
-    _, prompts = binder.load(
-        binder.folder / graphs.prompts.name,
-        graphs.prompts.recipe,
-        dtype,
-        plain_attention=score_bytes <= _MAX_SCORE_BYTES,
-    )
-    return LoadedGraphs(graphs, where, decode, prompts, scales)
+    manifest, plain = artifact.manifest, graphs.int8_cache is not None
+    late = prompts_first and graphs.prompts is not None and binder.provider.runtime_name == CPU
+
+    def load_decode(*, packed: bool) -> tuple[Placement, Any]:
+        # A graph that never runs takes no kernel, which would be chosen for the other one too.
+        path = binder.folder / graphs.decode.name
+        kernel = plain and packed
+        return binder.load(path, graphs.decode.recipe, graphs.kv.dtype, plain_attention=kernel, packed=packed)
+
+    def load_prompts() -> Any:
+        assert graphs.prompts is not None
+        score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
+        return binder.load(
+            binder.folder / graphs.prompts.name,
+            graphs.prompts.recipe,
+            manifest.kv.dtype if graphs.int8_cache is not None else graphs.kv.dtype,
+            plain_attention=score_bytes <= _MAX_SCORE_BYTES,
+        )[1]
+
+    with contextlib.ExitStack() as beside:
+        prompts = load_prompts
+        if late:
+            threads = beside.enter_context(ThreadPoolExecutor(1, "prompts"))
+            prompts = threads.submit(load_prompts).result
+        where, decode = load_decode(packed=not late)
+        _check_inputs(artifact, binder.cut)
+        if graphs.prompts is None:
+            return LoadedGraphs(graphs, where, decode, None, None)
+        scales = None
+        if graphs.int8_cache is not None:
+            scales = read_scales(artifact.folder / graphs.int8_cache.scales, graphs.kv)
+        loaded = LoadedGraphs(graphs, where, decode, prompts(), scales)
+    return replace(loaded, decode=None, load_decode=lambda: load_decode(packed=True)[1]) if late else loaded
 
 
 def bind_graphs(
@@ -173,7 +201,12 @@ def bind_graphs(
     """Bind loaded graphs to one cache. prompt_buffers: of the cache that prompts are computed in; None: they
     are computed in ``cache``. rows: as in :meth:`Binder.bound`.
     """
-    decode = binder.bound(loaded.decode, cache, logits, rows)
+
+    def bound(session: Any) -> Graph:
+        return binder.bound(session, cache, logits, rows)
+
+    late = loaded.load_decode
+    decode = bound(loaded.decode) if late is None else LateGraph(late, bound)
     if loaded.prompts is None:
         greedy = decode if isinstance(decode, DeviceGraph) and decode.chooses else None
         return SessionGraphs(decode, decode, None, greedy)

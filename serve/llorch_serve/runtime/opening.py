@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llorch_serve.artifact.folder import Artifact
@@ -32,10 +33,8 @@ from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
 from llorch_serve.runtime.greedy_graph import greedy_session
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import plan_memory, widening_notice
-from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.session import DecoderSession
-from llorch_serve.runtime.shared_weights import SharedGraphs, shared_graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,14 @@ class LoadReport:
 
 
 def open_session(
-    artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
+    artifact: Artifact,
+    config: SessionConfig,
+    report: Callable[[LoadReport], None],
+    *,
+    prompts_first: bool = False,
 ) -> DecoderSession:
-    """Load the artifact's graphs and allocate its KV cache.
+    """Load the artifact's graphs and allocate its KV cache. prompts_first: see
+    :func:`llorch_serve.runtime.binding.load_graphs`.
 
     Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the
     graph, ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
@@ -75,17 +79,17 @@ def open_session(
     with TURNS.call() if memory is not None else contextlib.nullcontext():
         plan = plan_memory(manifest, graphs, config, provider, memory)
         threads = config.threads or usable_cpus()
-        lying = _where_graphs_lie(artifact, graphs, config, runtime, provider)
+        folder, not_shared = _where_graphs_lie(artifact, graphs, config, runtime, provider)
         max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
         greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
         own = plan.capacity.notice(manifest.context_length)
-        notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), lying.notice))
+        notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), not_shared))
         report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
 
         logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
         binder = Binder(
             artifact,
-            lying.folder,
+            folder,
             runtime,
             provider,
             threads,
@@ -94,7 +98,7 @@ def open_session(
             greedy=greedy,
         )
         cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
-        loaded = load_graphs(binder, graphs, context=plan.capacity.context)
+        loaded = load_graphs(binder, graphs, context=plan.capacity.context, prompts_first=prompts_first)
         bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
         if manifest.widened_bytes:
             give_back_freed()
@@ -114,18 +118,22 @@ def open_session(
 
 def _where_graphs_lie(
     artifact: Artifact, graphs: GraphChoice, config: SessionConfig, runtime: Any, provider: ActiveProvider
-) -> SharedGraphs:
+) -> tuple[Path, str | None]:
     """Return the folder that the chosen graphs are loaded from: the artifact's, or one with weights that
-    processes share. Raises UsageError if that is asked for and has no effect.
+    processes share; and why they are not shared after all, if that was asked for. Raises UsageError if it has
+    no effect.
     """
     if not config.share_weights:
-        return SharedGraphs(artifact.folder)
+        return artifact.folder, None
     if provider.runtime_name != CPU:
         raise UsageError(
             f"--share-weights has no effect on weights that {provider.runtime_name} holds; leave it out"
         )
+    from llorch_serve.runtime.shared_weights import shared_graphs
+
     recipes = {file.name: file.recipe for file in graphs.files}
-    return shared_graphs(artifact, recipes, runtime, config.threads or usable_cpus())
+    shared = shared_graphs(artifact, recipes, runtime, config.threads or usable_cpus())
+    return shared.folder, shared.notice
 
 
 def _recording(provider: ActiveProvider, config: SessionConfig) -> tuple[ActiveProvider, str | None]:
@@ -153,6 +161,8 @@ def _greedy(
 
 def _limited_rows(runtime: Any, provider: ActiveProvider, threads: int) -> tuple[int | None, str | None]:
     """Return the most rows of attention that a provider computes rightly, and a notice; None: any number."""
+    from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
+
     rows = attention_rows(runtime, provider, threads)
     return rows, None if rows is None else f"{provider.runtime_name}: {too_many_rows(rows)}"
 

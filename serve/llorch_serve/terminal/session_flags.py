@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from llorch_serve.artifact.manifest import KvDtype
-from llorch_serve.chat.parsing.registry import AUTO
-from llorch_serve.config import EngineConfig, SessionConfig, StageChoice, read_size
+from llorch_serve.config import AUTO, EngineConfig, SessionConfig, StageChoice, read_size
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import ProviderChoice
 from llorch_serve.providers.table import names
