@@ -25,6 +25,7 @@ from bench_peers.results import (
 from llorch_serve.errors import UsageError
 
 COMMAND: Final = "command to first token, s"
+_HEADING: Final = "### "
 
 
 def markers(by: str) -> tuple[str, str]:
@@ -43,6 +44,22 @@ def replace_section(page: str, section: str, *, by: str = "ci/bench") -> str:
         )
     before, rest = page.split(begin)
     return f"{before}{begin}\n\n{_wrapped(section.strip())}\n\n{end}{rest.split(end)[1]}"
+
+
+def replace_kind(page: str, kind: str, text: str, *, by: str) -> str:
+    """Return the page with a kind of machine's figures between the markers in the place of its last ones; those
+    of other kinds, each under its heading, stay. Raises UsageError as ``replace_section``.
+    """
+    begin, end = markers(by)
+    before, *kept = page.partition(begin)[2].partition(end)[0].split(_HEADING)
+    if before.strip():
+        raise UsageError(
+            f"every figure of {by} stands under a heading of its kind of machine; found one before"
+        )
+    kinds = dict(one.split("\n", 1) for one in kept) | {kind: text}
+    return replace_section(
+        page, "\n\n".join(f"{_HEADING}{name}\n\n{kinds[name].strip()}" for name in sorted(kinds)), by=by
+    )
 
 
 def _wrapped(text: str) -> str:

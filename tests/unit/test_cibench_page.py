@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from bench_peers.asked import DEMANDS, TIE, verdicts
 from bench_peers.machine import cpu_fields, this_machine
-from bench_peers.markdown import COMMAND, markers, one_run, replace_section, show_ratio, table
+from bench_peers.markdown import COMMAND, markers, one_run, replace_kind, replace_section, show_ratio, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import DEFAULT, FAITHFUL, SMALLEST, all_recipes
 from bench_peers.peers import GENAI, LLAMA_CPP, OPENVINO, all_peers, compare
@@ -136,6 +137,26 @@ def test_each_script_has_a_section_of_its_own():
 def test_a_page_without_its_markers_is_refused(page):
     with pytest.raises(UsageError, match="once, in this order"):
         replace_section(page, "x")
+
+
+def test_other_kinds_of_machine_keep_their_figures():
+    begin, end = markers("ci/bench-1b")
+    page = f"# Title\n\n{begin}\n{end}\n\n### after\n"
+    for kind, text in (("Intel", "a | b"), ("AMD", "first\n"), ("Intel", "c"), ("AMD", "second\n\n#### x")):
+        page = replace_kind(page, kind, text, by="ci/bench-1b")
+    figures = "### AMD\n\nsecond\n\n#### x\n\n### Intel\n\nc"
+    assert page == f"# Title\n\n{begin}\n\n{figures}\n\n{end}\n\n### after\n"
+    with pytest.raises(UsageError, match="under a heading of its kind"):
+        replace_kind(f"{begin}\nan older figure\n{end}", "AMD", "new", by="ci/bench-1b")
+    with pytest.raises(UsageError, match="once, in this order"):
+        replace_kind("none", "AMD", "new", by="ci/bench-1b")
+
+
+@pytest.mark.parametrize("by", ["ci/bench-1b", "ci/bench-gemma3", "ci/bench-experts"])
+def test_the_page_takes_figures_of_another_kind_of_machine(by):
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
+    added = replace_kind(page, "Z", "new", by=by)
+    assert added.replace("### Z\n\nnew\n\n", "") == page
 
 
 def test_the_section_holds_every_engine_and_what_it_was_asked():
