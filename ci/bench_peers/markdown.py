@@ -4,6 +4,7 @@ for such text.
 
 from __future__ import annotations
 
+import re
 import statistics
 import textwrap
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from bench_peers.results import (
 from llorch_serve.errors import UsageError
 
 COMMAND: Final = "command to first token, s"
-_HEADING: Final = "### "
+_HEADING: Final = re.compile("^### ", re.MULTILINE)
 
 
 def markers(by: str) -> tuple[str, str]:
@@ -47,19 +48,17 @@ def replace_section(page: str, section: str, *, by: str = "ci/bench") -> str:
 
 
 def replace_kind(page: str, kind: str, text: str, *, by: str) -> str:
-    """Return the page with a kind of machine's figures between the markers in the place of its last ones; those
-    of other kinds, each under its heading, stay. Raises UsageError as ``replace_section``.
+    """Return the page with the figures of a kind of machine between the markers, in the place of its last ones.
+
+    Other kinds' figures, each under the kind's heading, stay. Raises UsageError as ``replace_section``.
     """
     begin, end = markers(by)
-    before, *kept = page.partition(begin)[2].partition(end)[0].split(_HEADING)
+    before, *kept = _HEADING.split(page.partition(begin)[2].partition(end)[0])
     if before.strip():
-        raise UsageError(
-            f"every figure of {by} stands under a heading of its kind of machine; found one before"
-        )
+        raise UsageError(f"figures of {by} stand under a heading of their kind of machine; found some before")
     kinds = dict(one.split("\n", 1) for one in kept) | {kind: text}
-    return replace_section(
-        page, "\n\n".join(f"{_HEADING}{name}\n\n{kinds[name].strip()}" for name in sorted(kinds)), by=by
-    )
+    found = "\n\n".join(f"### {name}\n\n{kinds[name].strip()}" for name in sorted(kinds))
+    return replace_section(page, found, by=by)
 
 
 def _wrapped(text: str) -> str:

@@ -142,11 +142,17 @@ def test_a_page_without_its_markers_is_refused(page):
 def test_other_kinds_of_machine_keep_their_figures():
     begin, end = markers("ci/bench-1b")
     page = f"# Title\n\n{begin}\n{end}\n\n### after\n"
-    for kind, text in (("Intel", "a | b"), ("AMD", "first\n"), ("Intel", "c"), ("AMD", "second\n\n#### x")):
+    for kind, text in (
+        ("Intel", "a | b"),
+        ("AMD", "first\n"),
+        ("Intel", "c"),
+        ("AMD", "second\n\n#### x"),
+        ("Intel", "d"),
+    ):
         page = replace_kind(page, kind, text, by="ci/bench-1b")
-    figures = "### AMD\n\nsecond\n\n#### x\n\n### Intel\n\nc"
+    figures = "### AMD\n\nsecond\n\n#### x\n\n### Intel\n\nd"
     assert page == f"# Title\n\n{begin}\n\n{figures}\n\n{end}\n\n### after\n"
-    with pytest.raises(UsageError, match="under a heading of its kind"):
+    with pytest.raises(UsageError, match="under a heading of their kind"):
         replace_kind(f"{begin}\nan older figure\n{end}", "AMD", "new", by="ci/bench-1b")
     with pytest.raises(UsageError, match="once, in this order"):
         replace_kind("none", "AMD", "new", by="ci/bench-1b")
