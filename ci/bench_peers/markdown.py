@@ -48,7 +48,7 @@ def replace_section(page: str, section: str, *, by: str = "ci/bench") -> str:
 
 
 def replace_kind(page: str, kind: str, text: str, *, by: str) -> str:
-    """Return the page with the figures of a kind of machine between the markers, in the place of its last ones.
+    """Return the page with a kind of machine's figures between the markers, in the place of its last ones.
 
     Other kinds' figures, each under the kind's heading, stay. Raises UsageError as ``replace_section``.
     """
