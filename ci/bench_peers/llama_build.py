@@ -28,7 +28,10 @@ WITHOUT_AMX: Final = "built without AMX, whose instructions end it on this machi
 # GGML_AMX_INT8=OFF does nothing beside GGML_NATIVE, which keeps all other instruction sets: the code of AMX
 # is there where the compiler's own macro is.
 _UNDEFINED: Final = "-U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__"
-CMAKE_ARGS: Final = shlex.join((f"-DCMAKE_C_FLAGS={_UNDEFINED}", f"-DCMAKE_CXX_FLAGS={_UNDEFINED}"))
+CMAKE_ARGS: Final = shlex.join(
+    ("-DLLAVA_BUILD=OFF", f"-DCMAKE_C_FLAGS={_UNDEFINED}", f"-DCMAKE_CXX_FLAGS={_UNDEFINED}")
+)
+"""Those of ``ci/peers``, and AMX off."""
 _PACKAGE: Final = "llama-cpp-python"
 
 
