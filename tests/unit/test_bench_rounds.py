@@ -82,7 +82,7 @@ def test_what_a_process_is_told_to_open(log: Log) -> None:
     assert (opened.label, opened.longest, opened.prompt_ids) == ("a", 100, (1, 2))
     assert opened.tokenizer == "tokenizer.json"
     assert Path(opened.folder).is_absolute()
-    assert opened.settings.config() == SessionConfig(
+    assert opened.settings.config().session == SessionConfig(
         threads=3, provider=ProviderChoice("a", ("a=1",), None, True)
     )
 

@@ -169,7 +169,10 @@ def test_a_tied_table_has_one_format() -> None:
             (Rule(("*",), precision="fp32", block_size=32, label="rule X"),),
             "rule X: block_size has no effect at precision fp32",
         ),
-        ((int8("*", quantizer="affine"),), "rule X: quantizer affine is for 4 bits, and the rule gives model.embed_tokens 8"),
+        (
+            (int8("*", quantizer="affine"),),
+            "rule X: quantizer affine is for 4 bits, and the rule gives model.embed_tokens 8",
+        ),
     ],
 )
 def test_rules_without_sense_are_refused(rules: tuple[Rule, ...], message: str) -> None:

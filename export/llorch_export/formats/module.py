@@ -34,8 +34,8 @@ row: one scale a token. quarters: one for each quarter of a token's channels. st
 class ModuleFormat:
     """The format of one matrix.
 
-    block_size: None where the precision has no blocks, or the file's own. quantizer: of 4 bits, or ``gptq`` of
-        8; None: round to nearest, or no blocks.
+    block_size: None where the precision has no blocks, or the file's own. quantizer: of 4 bits, or ``gptq``
+        of 8; None: round to nearest, or no blocks.
     activations: of per-channel int8 matrices, how their input is rounded; None: of all others.
     """
 

@@ -85,8 +85,8 @@ def quantize_feedback(
 ) -> Blocks:
     """Quantise ``weight`` [rows, K]; rows are independent of each other.
 
-    factor: [K, K], of the layer's inputs, see :func:`error_factor`. zero_points: whether each block has one of
-        its own, which are searched with the scales; otherwise all are ``2 ** (bits - 1)``, and a block's
+    factor: [K, K], of the layer's inputs, see :func:`error_factor`. zero_points: whether each block has one
+        of its own, which are searched with the scales; otherwise all are ``2 ** (bits - 1)``, and a block's
         largest magnitude gives its scale.
     """
     rows, columns = weight.shape
