@@ -154,7 +154,8 @@ class Tuning:
             ["llorch", "export", self._wish.source, "--recipe", str(path), "--output", str(output)]
         )
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        told = {**evidence(report, created), "export": command, "serve": serve_command(best, output)}
+        serve = serve_command(best, output)
+        told = {**evidence(report, created), "export": command, "serve": serve}
         text = recipe_text(kept_recipe(best, self._wish.bounds, self._host), told)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +164,7 @@ class Tuning:
             raise ResourceError(
                 f"{path} cannot be written ({error.strerror}); choose another --output"
             ) from error
-        return path, command, told["serve"]
+        return path, command, serve
 
     def export(self) -> ExportResult | None:
         """Export the chosen recipe to the output, as its file does; None where there is no output."""

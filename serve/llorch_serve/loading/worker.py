@@ -165,7 +165,7 @@ def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
         (f"--lookup {config.lookup}", bool(config.lookup), able.drafts),
         ("--strict-reuse", config.strict_reuse, able.prefix_reuse),
         (
-            f"--prefill-chunk {config.prefill_chunk}",
+            "--prefill-chunk",
             config.prefill_chunk != EngineConfig().prefill_chunk,
             able.chunked_prefill,
         ),
