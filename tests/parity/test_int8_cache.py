@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llorch_export.artifact.cache_scales import key_reach, measure_scales
-from llorch_export.graph.rope import rotary_tables
+from llorch_export.artifact.cache_scales import measure_scales
 from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
@@ -107,37 +106,13 @@ def test_rounding_is_to_the_nearest_step(artifact: Artifact) -> None:
         assert np.abs(values - wanted).max() <= 0.5001
 
 
-def test_a_rotated_pair_that_turns_all_the_way_shares_its_range(artifact: Artifact) -> None:
+def test_a_rotated_pair_shares_its_range(artifact: Artifact) -> None:
     config, steps = artifact.manifest.model, scales(artifact)
     half = config.rotary_dim // 2
     for layer in range(config.num_hidden_layers):
-        fast = steps[layer, 0][:, [0, half]]  # the first pair turns by a radian a token
-        same = np.allclose(fast[:, 0], fast[:, 1], rtol=1e-6)
+        keys = steps[layer, 0]
+        same = np.array_equal(keys[:, :half], keys[:, half : 2 * half])
         assert same == config.rotates(layer)
-
-
-@pytest.mark.parametrize("positions", [40, 3000])
-def test_a_keys_reach_is_that_of_the_key_at_every_position(artifact: Artifact, positions: int) -> None:
-    """The oracle turns every key to every position by the tables that the graph has."""
-    config = artifact.manifest.model
-    layer = next(layer for layer in range(config.num_hidden_layers) if config.rotates(layer))
-    rope, half = config.ropes[config.rope_index(layer)], config.rotary_dim // 2
-    plain = np.random.default_rng(3).normal(size=(2, 30, config.head_dim)) * np.linspace(0.1, 3, 30)[:, None]
-    cos, sin = rotary_tables(rope, config.head_dim, positions)
-
-    def turned(at: slice | npt.NDArray[np.intp], keys: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        first, second, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
-        c, s = cos[at], sin[at]
-        return np.concatenate([first * c - second * s, second * c + first * s, rest], axis=-1)
-
-    found = key_reach(turned(slice(0, 30), plain), config, layer, positions)
-    everywhere = np.zeros_like(found)
-    for position in range(positions):
-        at = np.full(30, position)
-        np.maximum(everywhere, np.abs(turned(at, plain)).max(axis=1), out=everywhere)
-    assert (everywhere <= found * (1 + 1e-5)).all()
-    # Angles lie between positions too, so a fast pair's reach is a little more than any position shows.
-    assert (everywhere >= 0.95 * found).all()
 
 
 def test_a_keys_range_holds_at_every_position(artifact: Artifact) -> None:
@@ -148,7 +123,7 @@ def test_a_keys_range_holds_at_every_position(artifact: Artifact) -> None:
     session.prefill(0, (some * count)[:count], 0, ())
     keys = session.cache.rows(0, "key", 0, 1)[0]
     reach = np.abs(keys).max(axis=1) / steps[0, 0]
-    assert 0.9 * 127 / 1.1 < reach.max() < 1.001 * 127 / 1.1
+    assert 0.9 * 127 / 1.25 < reach.max() < 1.001 * 127 / 1.25
 
 
 def test_alone_batched_and_checked_rows_are_the_same_bits(artifact: Artifact) -> None:

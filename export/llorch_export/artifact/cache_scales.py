@@ -1,15 +1,13 @@
 """The scales of a KV cache in int8: how far each channel of keys and values reaches, as the written graph
 computes it.
 
-Runs the artifact's own graph, whose cache is in float, on a text and on random tokens, and reads its cache.
-What a rotated pair of a key's channels reaches there depends on its position, and a text has few of those.
-So each key is taken to stand at every position of the context: a pair that turns all the way reaches its norm
-in both channels, a slow one less.
+Runs the artifact's own graph, whose cache is in float, on a text and on random tokens, and reads its cache. A
+rotated pair of a key's channels gets one range, the largest norm of the pair: rotation keeps it, while a
+single channel's range grows with positions that the text is too short for.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -17,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_export.calibration.measurements import BUNDLED_TEXT
-from llorch_export.graph.rope import inverse_frequencies
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.cache.kv_cache import KvCache
@@ -26,14 +23,11 @@ from llorch_serve.runtime.opening import open_session
 from llorch_serve.text.tokenizer import Tokenizer
 
 Scales = npt.NDArray[np.float32]
-Angles = npt.NDArray[np.float64]
 
-_KEY_MARGIN: Final = 1.1
-"""Room over what was seen: what is beyond the range is cut off. Wider steps cost by their square, and nearly
-all that a cache in int8 costs is the rounding of keys (docs/precision.md).
+_MARGIN: Final = 1.25
+"""Room over what was seen: values beyond the range are cut off, which costs far more than coarser steps
+do.
 """
-
-_VALUE_MARGIN: Final = 1.25
 
 _WINDOW: Final = 1024
 _RANDOM_TOKENS: Final = 512
@@ -86,38 +80,18 @@ def measure_scales(
         for layer in range(kv.layers):
             for index, kind in enumerate(("key", "value")):
                 held = cache.rows(layer, kind, 0, 1)[0, :, : len(ids)]
-                if kind == "key":
-                    reach = _KEY_MARGIN * key_reach(held, manifest.model, layer, manifest.context_length)
-                else:
-                    reach = _VALUE_MARGIN * np.abs(held).max(axis=1)
-                np.maximum(ranges[layer, index], reach, out=ranges[layer, index])
-    scales: Scales = np.maximum(ranges / 127, np.float32(_SMALLEST))
+                reach = _pair_norms(held, manifest.model, layer) if kind == "key" else np.abs(held)
+                np.maximum(ranges[layer, index], reach.max(axis=1), out=ranges[layer, index])
+    scales: Scales = np.maximum(ranges * (_MARGIN / 127), np.float32(_SMALLEST))
     return scales
 
 
-def key_reach(
-    keys: npt.NDArray[np.generic], config: LlamaConfig, layer: int, positions: int
-) -> npt.NDArray[np.float32]:
-    """Return for each channel of keys [heads, tokens, head_dim] the largest magnitude [heads, head_dim] that
-    it would have at any of ``positions`` positions, from 0 on.
-
-    keys: of tokens 0, 1, 2 and so on, rotated as the cache holds them.
-    """
-    reach: npt.NDArray[np.float32] = np.abs(keys).astype(np.float32).max(axis=1)
-    if not config.rotates(layer):
-        return reach
-    half = config.rotary_dim // 2
-    first, second = keys[..., :half].astype(np.float64), keys[..., half : 2 * half].astype(np.float64)
-    speed = inverse_frequencies(config.ropes[config.rope_index(layer)], config.head_dim).astype(np.float64)
-    start = np.arctan2(second, first) - np.arange(keys.shape[1])[:, None] * speed
-    turn, norm = speed * (positions - 1), np.hypot(first, second)
-    reach[:, :half] = (norm * _largest_cosine(start, turn)).max(axis=1)
-    reach[:, half : 2 * half] = (norm * _largest_cosine(start - math.pi / 2, turn)).max(axis=1)
+def _pair_norms(keys: npt.NDArray[np.generic], config: LlamaConfig, layer: int) -> npt.NDArray[np.float32]:
+    """Return for each channel of keys [heads, tokens, head_dim] its magnitude, or its rotated pair's norm."""
+    reach: npt.NDArray[np.float32] = np.abs(keys).astype(np.float32)
+    if config.rotates(layer):
+        half = config.rotary_dim // 2
+        first, second = reach[..., :half], reach[..., half : 2 * half]
+        norm = np.hypot(first, second)
+        reach = np.concatenate([norm, norm, reach[..., 2 * half :]], axis=-1)
     return reach
-
-
-def _largest_cosine(start: Angles, turn: Angles) -> Angles:
-    """Return the largest magnitude of the cosine of any angle from ``start`` to ``start + turn``."""
-    crosses = np.floor((start + turn) / math.pi) != np.floor(start / math.pi)
-    ends = np.maximum(np.abs(np.cos(start)), np.abs(np.cos(start + turn)))
-    return np.where(crosses, 1.0, ends)

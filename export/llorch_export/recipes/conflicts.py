@@ -12,7 +12,6 @@ from llorch_export.formats.precisions import UNQUANTISED
 from llorch_export.formats.targets import TARGETS, BlockForm
 from llorch_export.recipes.conflict_rows import Conflict, beyond_target, no_effect, wrong_block_size
 from llorch_export.recipes.settled import SettledOptions, Storage
-from llorch_export.recipes.storage_defaults import EIGHT_BIT_QUANTIZERS
 from llorch_serve.errors import UsageError
 
 
@@ -272,13 +271,11 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
         "quantizer",
         ("precision", "head_precision", "rules"),
         lambda s: (
-            s.storage is Storage.BLOCKS
-            and s.options.quantizer not in (None, *EIGHT_BIT_QUANTIZERS)
-            and not s.has_int4
+            s.storage is Storage.BLOCKS and s.options.quantizer not in (None, "gptq") and not s.has_int4
         ),
         lambda s: (
             f"--quantizer {s.options.quantizer} has no effect without 4-bit weights; leave it out, or choose "
-            f"int4 or {' or '.join(EIGHT_BIT_QUANTIZERS)}"
+            "int4 or gptq"
         ),
     ),
     Conflict(
