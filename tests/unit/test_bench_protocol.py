@@ -16,10 +16,10 @@ from llorch_serve.config import SessionConfig, StageChoice
 from llorch_serve.providers import ProviderChoice
 
 _SETTINGS = (
-    "threads slots max_context kv_dtype single_graph batch_invariant huge_pages share_weights provider "
+    "prefill_chunk threads slots max_context kv_dtype single_graph batch_invariant huge_pages share_weights provider "
     "options library allow_cpu_nodes stage_devices stage_processes"
 )
-PROTOCOL_3 = {
+PROTOCOL_4 = {
     "Settings": _SETTINGS,
     "Open": "label folder tokenizer settings prompt_ids longest",
     "Run": "test",
@@ -67,7 +67,7 @@ def fields_of(module: Any) -> dict[str, str]:
 
 
 def test_other_fields_have_another_number() -> None:
-    assert (protocol.PROTOCOL, fields_of(protocol)) == (3, PROTOCOL_3)
+    assert (protocol.PROTOCOL, fields_of(protocol)) == (4, PROTOCOL_4)
     assert (schema.SCHEMA_VERSION, fields_of(schema)) == (2, REPORT_2)
 
 
@@ -95,7 +95,7 @@ def test_settings_survive_the_pipe() -> None:
         stages=StageChoice((0, 1), True),
     )
     line = msgspec.json.encode(protocol.Settings.of(config))
-    assert msgspec.json.decode(line, type=protocol.Settings).config() == config
+    assert msgspec.json.decode(line, type=protocol.Settings).config().session == config
 
 
 def test_settings_with_other_fields_are_refused_by_the_field() -> None:
