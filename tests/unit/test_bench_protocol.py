@@ -16,8 +16,8 @@ from llorch_serve.config import SessionConfig, StageChoice
 from llorch_serve.providers import ProviderChoice
 
 _SETTINGS = (
-    "prefill_chunk threads slots max_context kv_dtype single_graph batch_invariant huge_pages share_weights provider "
-    "options library allow_cpu_nodes stage_devices stage_processes"
+    "prefill_chunk threads slots max_context kv_dtype single_graph batch_invariant huge_pages share_weights "
+    "provider options library allow_cpu_nodes stage_devices stage_processes"
 )
 PROTOCOL_4 = {
     "Settings": _SETTINGS,
