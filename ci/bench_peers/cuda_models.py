@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from bench_peers.contestant import Contestant, run_process
+from bench_peers.contestant import Contestant
 from bench_peers.models import made, widen
 from bench_peers.ours import Recipe
 from bench_peers.peers import GENAI, LLAMA_CPP, Peer
+from bench_peers.processes import run_process
 from bench_peers.random_llama import LLAMA_1B, LLAMA_8B, QUANTIZE, WHOLE, Shape, write
 from llorch_serve.python_child import foreign_module_command
 

@@ -63,6 +63,11 @@ class PeersFolder:
         """The folder that optimum-intel made."""
         return self.root / f"{self.prefix}ov-int4"
 
+    @property
+    def llama_build(self) -> Path:
+        """The file that says how llama.cpp was built, where that is not as pip does it by itself."""
+        return self.root / "main" / ".llama-build"
+
     def require(self) -> None:
         """Raise UsageError if anything is missing."""
         built = () if self.prefix else (self.genai,)

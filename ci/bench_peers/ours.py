@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from bench_peers.contestant import Closeness, Work, run_process
+from bench_peers.contestant import Closeness, Work
+from bench_peers.processes import first_output_s, run_process
 from bench_peers.protocol import Measurement, ProtocolError
 from bench_peers.reuse import Gains
 from llorch_serve.bench.schema import Entry, Report
@@ -19,15 +20,20 @@ from llorch_serve.fidelity.reference_file import ReferenceFile
 from llorch_serve.python_child import module_command
 
 DEFAULT: Final = "cpu-calibrated"
+FAITHFUL: Final = "cpu-faithful"
 SMALLEST: Final = "int4, int4 head"
 
 EXPORTS: Final[dict[str, tuple[str, ...]]] = {
     DEFAULT: (),
+    FAITHFUL: ("--recipe", "cpu-faithful"),
     "cpu-fast": ("--recipe", "cpu-fast"),
     SMALLEST: ("--precision", "int4", "--block-size", "64", "--head-precision", "int4"),
     "source": ("--precision", "source"),
 }
 """Label in tables: what ``llorch export`` is told. Bench and verify run with their defaults."""
+
+FIRST_TOKENS: Final = 8
+"""Tokens that a command is asked for whose first one is timed: it must be ready to go on."""
 
 _Document = TypeVar("_Document")
 _LLORCH: Final = module_command(sys.executable, "llorch_serve")
@@ -115,6 +121,14 @@ class Recipe:
 
     def _where(self) -> tuple[Path | str, ...]:
         return ("--provider", f"{self.provider}={self.folder}") if self.provider else (self.folder,)
+
+    def first_token_s(self, text: str, threads: int) -> float:
+        """See :class:`bench_peers.contestant.Contestant`. ``llorch generate``, to a pipe."""
+        return first_output_s(
+            *_LLORCH,
+            *("generate", self.folder, "--prompt", text, "--max-tokens", str(FIRST_TOKENS)),
+            *("--temperature", "0", "--threads", str(threads)),
+        )
 
     def gains(self, work: Work) -> Gains:
         """Return one round of what guesses and reuse gain. Raises as ``measure``."""

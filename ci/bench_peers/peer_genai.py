@@ -40,6 +40,16 @@ def run(model: Any, task: Task, streams: int) -> Arrivals:
     return arrivals
 
 
+def first_piece(model: Any, task: Task) -> str:
+    """Return the greedy token behind ``task.text``, as text."""
+    tokenizer = og.Tokenizer(model)
+    ids = tokenizer.encode(task.text)
+    generator = _generator(model, len(ids) + 1)
+    generator.append_tokens(np.asarray([ids], np.int32))
+    generator.generate_next_token()
+    return str(tokenizer.create_stream().decode(generator.get_next_tokens()[0]))
+
+
 def write_logits(model: Any, task: Task) -> None:
     """Write the logits [positions, vocabulary] of ``task.logits_of``, computed as one prompt."""
     generator = _generator(model, len(task.logits_of) + 1)
@@ -54,6 +64,9 @@ def main() -> None:
     options = {"model": {"decoder": {"session_options": {"intra_op_num_threads": task.threads}}}}
     config.overlay(json.dumps(options))
     model = og.Model(config)
+    if task.text:
+        sys.stdout.write(first_piece(model, task))
+        return
     if task.logits_of:
         write_logits(model, task)
         return

@@ -15,8 +15,8 @@ from typing import Final
 import gguf
 import numpy as np
 
-from bench_peers.contestant import run_process
 from bench_peers.models import PeersFolder
+from bench_peers.processes import run_process
 
 
 @dataclass(frozen=True, slots=True)

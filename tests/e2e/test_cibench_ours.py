@@ -74,3 +74,7 @@ def test_fidelity_is_read_from_llorch_verify(recipe, tmp_path, smollm2_gguf, mon
     assert close.top1 > 0.8
     monkeypatch.setattr("bench_peers.reference.Reference", None)  # a second time it is read, not computed
     assert reference(smollm2_gguf, recipe.folder, tmp_path / "kept", 32).header == kept.header
+
+
+def test_a_command_is_timed_to_its_first_token(recipe):
+    assert 0.1 < recipe.first_token_s("The capital of France is", threads=1) < 60

@@ -28,6 +28,7 @@ VALUES = {
     "single_graph": (True, False),
     "no_prefix_cache": (True, False),
     "strict_reuse": (True, False),
+    "prefill_chunk": (128, 512),
     "lookup": (3, 4),
     "tool_format": ("a", "b"),
     "reasoning_format": ("a", "b"),

@@ -170,7 +170,7 @@ def _check_embeds(config: EngineConfig, folder: Path) -> None:
     for flag, field in (
         ("--lookup", "lookup"),
         ("--cache-sharing", "cache_sharing"),
-        ("prefill_chunk", "prefill_chunk"),
+        ("--prefill-chunk", "prefill_chunk"),
         ("--strict-reuse", "strict_reuse"),
         ("--no-prefix-cache", "prefix_cache"),
         ("--no-kv-cache", "kv_cache"),
@@ -187,6 +187,11 @@ def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
     for flag, asked, possible in (
         (f"--lookup {config.lookup}", bool(config.lookup), able.drafts),
         ("--strict-reuse", config.strict_reuse, able.prefix_reuse),
+        (
+            "--prefill-chunk",
+            config.prefill_chunk != EngineConfig().prefill_chunk,
+            able.chunked_prefill,
+        ),
     ):
         if asked and not possible:
             raise UsageError(

@@ -65,7 +65,15 @@ def command(
     share_weights: ShareWeights = False,
     engine: Annotated[
         EngineFlags,
-        only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format", "rank_format"),
+        only(
+            "no_prefix_cache",
+            "strict_reuse",
+            "prefill_chunk",
+            "lookup",
+            "tool_format",
+            "reasoning_format",
+            "rank_format",
+        ),
     ],
     provider: ProviderFlags,
     name: NameFlags,

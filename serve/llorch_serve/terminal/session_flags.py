@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from llorch_serve.artifact.manifest import KvDtype
-from llorch_serve.config import AUTO, EngineConfig, SessionConfig, StageChoice, read_size
+from llorch_serve.config import (
+    AUTO,
+    DEFAULT_PREFILL_CHUNK,
+    EngineConfig,
+    SessionConfig,
+    StageChoice,
+    read_size,
+)
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import ProviderChoice
 from llorch_serve.providers.table import names
@@ -198,6 +205,15 @@ class EngineFlags(FlagGroup, frozen=True):
             "for what a cache in int8 rounds.",
         ),
     ] = False
+    prefill_chunk: Annotated[
+        int,
+        typer.Option(
+            min=16,
+            max=1024,
+            help="Most prompt tokens in one step. Fewer hold running answers up for less time; whether more "
+            "are faster depends on the CPU (llorch tune tries it).",
+        ),
+    ] = DEFAULT_PREFILL_CHUNK
     lookup: Annotated[
         int,
         typer.Option(
@@ -246,6 +262,7 @@ class EngineFlags(FlagGroup, frozen=True):
             kv_cache=not self.no_kv_cache,
             prefix_cache=not self.no_prefix_cache,
             strict_reuse=self.strict_reuse,
+            prefill_chunk=self.prefill_chunk,
             lookup=self.lookup,
             tool_format=self.tool_format,
             rank_format=self.rank_format,
