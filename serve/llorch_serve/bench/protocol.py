@@ -17,7 +17,11 @@ from llorch_serve.bench.schema import Entry, FidelityResult, OfflineTest, Proble
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK, EngineConfig, SessionConfig, StageChoice
 from llorch_serve.providers import ProviderChoice
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
+"""Raised by every change of a message's fields: each end refuses fields that it does not know, and
+:class:`Ready` alone, which stays as it is, says which llorch is older. 2: stages. 3: shared weights.
+4: tokens of a prompt in a step.
+"""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

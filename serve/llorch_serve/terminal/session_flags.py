@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from llorch_serve.artifact.manifest import KvDtype
-from llorch_serve.chat.parsing.registry import AUTO
 from llorch_serve.config import (
+    AUTO,
     DEFAULT_PREFILL_CHUNK,
     EngineConfig,
     SessionConfig,
