@@ -11,6 +11,7 @@ import numpy.typing as npt
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.engine.plan import (
     DecodeBatch,
+    DraftBatch,
     PrefillChunk,
     SharedStart,
     SlotCopy,
@@ -81,6 +82,8 @@ def run(session: Session, call: StepCall) -> Logits:
             assert sequence.shared is not None
             assert sequence.shared.logits is not None
             return sequence.shared.logits[None]
+        case DraftBatch():
+            raise AssertionError("guesses are a drafter's, which has a session of its own")
 
 
 def _run_chunk(session: Session, chunk: PrefillChunk) -> Logits:

@@ -22,6 +22,7 @@ from llorch_serve.foreign.optimum import describe_optimum
 from llorch_serve.foreign.wrapped import wrapped_model
 from llorch_serve.runtime import huge_pages
 from llorch_serve.runtime.fixed_session import FixedSession, open_fixed
+from llorch_serve.runtime.memory_plan import Beside
 from llorch_serve.runtime.opening import LoadReport, open_session
 from llorch_serve.runtime.session import DecoderSession
 from llorch_serve.stages.checks import refuse_choice
@@ -42,10 +43,13 @@ def load_model(folder: Path) -> Artifact | ForeignModel:
 
 
 def open_model(
-    model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
+    model: Artifact | ForeignModel,
+    config: SessionConfig,
+    report: Callable[[LoadReport], None],
+    beside: Beside | None = None,
 ) -> ServedSession:
     """Load a model's graph and make its cache. See :func:`llorch_serve.runtime.opening.open_session` for the
-    errors.
+    errors. beside: a draft, which goes with one graph of llorch's own; None: nothing.
 
     Raises UsageError too where ``config.huge_pages`` is asked for and has no effect.
     """
@@ -56,7 +60,7 @@ def open_model(
                 "--huge-pages has no effect on weights that --share-weights maps from a file; leave one of "
                 "them out"
             )
-    session = _open(model, config, report)
+    session = _open(model, config, report, beside)
     _gather(session, config)
     return session
 
@@ -76,13 +80,16 @@ def _gather(session: ServedSession, config: SessionConfig, *, here: bool = True)
 
 
 def _open(
-    model: Artifact | ForeignModel, config: SessionConfig, report: Callable[[LoadReport], None]
+    model: Artifact | ForeignModel,
+    config: SessionConfig,
+    report: Callable[[LoadReport], None],
+    beside: Beside | None,
 ) -> ServedSession:
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
             if config.share_weights and (model.manifest.fixed_shapes is not None or model.manifest.stages):
                 raise _not_shared(model.folder)
-            return open_artifact(model, config, report)
+            return open_artifact(model, config, report, beside)
         model = wrapped_model(model)
     refuse_choice(config.stages, model.folder)
     if config.share_weights:
@@ -122,7 +129,10 @@ def open_lanes(
 
 
 def open_artifact(
-    artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
+    artifact: Artifact,
+    config: SessionConfig,
+    report: Callable[[LoadReport], None],
+    beside: Beside | None = None,
 ) -> DecoderSession | FixedSession:
     """Load the graphs of an artifact with one of llorch's own; those of stages in this process, as one lane,
     since who runs a session by hand makes one call after the other. See
@@ -132,5 +142,6 @@ def open_artifact(
         stages = replace(config.stages, processes=False, lanes=1)
         return open_pipeline(artifact, replace(config, stages=stages), report).sessions[0]
     refuse_choice(config.stages, artifact.folder)
-    opener = open_session if artifact.manifest.fixed_shapes is None else open_fixed
-    return opener(artifact, config, report)
+    if artifact.manifest.fixed_shapes is not None:
+        return open_fixed(artifact, config, report)
+    return open_session(artifact, config, report, beside)

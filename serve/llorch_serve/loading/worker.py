@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from llorch_serve.artifact.folder import Artifact
-from llorch_serve.config import EngineConfig
+from llorch_serve.config import EngineConfig, check_guesses
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import UsageError
 from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.loading.beside import made_beside
 from llorch_serve.loading.collection import uncollected
+from llorch_serve.loading.draft import find_draft
 from llorch_serve.loading.models import load_model, open_lanes, open_model
 from llorch_serve.providers.placement import describe_shares
 from llorch_serve.runtime.embedding_session import open_embedder
@@ -99,9 +100,14 @@ def _generating(
     def opened() -> tuple[ServedSession, Pipeline | None]:
         pipeline = open_lanes(model, config.session, report, elsewhere)
         if pipeline is None:
-            return open_model(model, config.session, report), None
+            beside = None if draft is None else draft.beside
+            return open_model(model, config.session, report, beside), None
         return pipeline.sessions[0], pipeline
 
+    check_guesses(config)
+    draft = None
+    if config.draft is not None:
+        draft = find_draft(config.draft, model, tokenizer, config.session)
     leave_threads_alone()
     with uncollected():
         if at_once:
@@ -111,7 +117,8 @@ def _generating(
             session, pipeline = opened()
         try:
             _check_able(config, session.capabilities, model.folder)
-            worker = Worker(model, session, prompts, config, pipeline=pipeline)
+            guesser = None if draft is None else draft.open(session.capacity, report)
+            worker = Worker(model, session, prompts, config, pipeline=pipeline, draft=guesser)
         except BaseException:
             _close(pipeline)
             raise
@@ -146,6 +153,7 @@ def _check_embeds(config: EngineConfig, folder: Path) -> None:
     usual = EngineConfig()
     for flag, field in (
         ("--lookup", "lookup"),
+        ("--draft", "draft"),
         ("--cache-sharing", "cache_sharing"),
         ("prefill_chunk", "prefill_chunk"),
         ("--strict-reuse", "strict_reuse"),
@@ -162,7 +170,7 @@ def _check_embeds(config: EngineConfig, folder: Path) -> None:
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
     """Raise UsageError for a setting that the loaded graph can give no effect."""
     for flag, asked, possible in (
-        (f"--lookup {config.lookup}", bool(config.lookup), able.drafts),
+        (config.guesses or "", config.guesses is not None, able.drafts),
         ("--strict-reuse", config.strict_reuse, able.prefix_reuse),
     ):
         if asked and not possible:

@@ -27,7 +27,7 @@ from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_
 from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
-from llorch_serve.runtime.memory_plan import plan_memory, widening_notice
+from llorch_serve.runtime.memory_plan import Beside, plan_memory, widening_notice
 from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.session import DecoderSession
@@ -44,9 +44,12 @@ class LoadReport:
 
 
 def open_session(
-    artifact: Artifact, config: SessionConfig, report: Callable[[LoadReport], None]
+    artifact: Artifact,
+    config: SessionConfig,
+    report: Callable[[LoadReport], None],
+    beside: Beside | None = None,
 ) -> DecoderSession:
-    """Load the artifact's graphs and allocate its KV cache.
+    """Load the artifact's graphs and allocate its KV cache. beside: what memory is left for; None: nothing.
 
     Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the
     graph, ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
@@ -66,7 +69,7 @@ def open_session(
         require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
 
     memory = device_memory(provider, runtime)
-    plan = plan_memory(manifest, graphs, config, provider, memory)
+    plan = plan_memory(manifest, graphs, config, provider, memory, beside)
     threads = config.threads or usable_cpus()
     lying = _where_graphs_lie(artifact, graphs, config, runtime, provider)
     max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)

@@ -66,7 +66,7 @@ def open_generator(
 
     settings = config()
     folder = resolve_artifact(model.target())
-    signed = check_signed(folder, model.verify_signature)
+    signed = check_signed(folder, model.verify_signature, settings.draft)
     opened = open_any if embeds else open_worker
     loaded = opened(folder, settings, tokenizer=find_tokenizer(), signed=signed)
     try:

@@ -65,7 +65,15 @@ def command(
     share_weights: ShareWeights = False,
     engine: Annotated[
         EngineFlags,
-        only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format", "rank_format"),
+        only(
+            "no_prefix_cache",
+            "strict_reuse",
+            "lookup",
+            "draft",
+            "tool_format",
+            "reasoning_format",
+            "rank_format",
+        ),
     ],
     provider: ProviderFlags,
     name: NameFlags,
@@ -217,7 +225,7 @@ class _Loading:
         from llorch_serve.terminal.opening import check_signed, open_any
 
         folder = self.folder or export_source(self.target, self.progress)
-        signed = check_signed(folder, self.public_key)
+        signed = check_signed(folder, self.public_key, self.config.draft)
         load_model(folder)  # whether its files are what they should be comes before reading gigabytes of them
         read_ahead(sorted(folder.iterdir()), self.progress)
         self.worker = open_any(folder, self.config, tokenizer=self.tokenizer, signed=signed)
