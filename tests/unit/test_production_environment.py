@@ -29,6 +29,7 @@ VALUES = {
     "no_prefix_cache": (True, False),
     "strict_reuse": (True, False),
     "lookup": (3, 4),
+    "draft": ("a", "b"),
     "tool_format": ("a", "b"),
     "reasoning_format": ("a", "b"),
     "threads": (1, 2),

@@ -94,8 +94,11 @@ class Guessing:
             self.payoff.ended(sequence.generated)
 
     def _is_worth(self, sequence: Sequence, running: int) -> bool:
+        guesses = sequence.guesses
+        assert guesses is not None
         return self.payoff is None or self.payoff.worth(
             sequence.drafts.lately,
+            most=min(guesses.max_draft, sequence.left - 1),
             running=running,
             generated=sequence.generated,
             left=sequence.left,

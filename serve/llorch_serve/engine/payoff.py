@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE_TRIALS: Final = 4
-"""Checks that are made before anything is known of a kind of guesses."""
+"""Checks that are made, and may lose, before anything is known of guesses."""
 PROBE_SHARE: Final = 0.01
 """Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now."""
 MEASURE_AGAIN: Final = 128
@@ -22,38 +22,29 @@ _KEPT_OF_ALL: Final = 0.95  # the same of what is remembered of all sequences to
 _SHORTEST_PAUSE: Final = 16
 _LONGEST_PAUSE: Final = 256
 _LIKELIEST: Final = 0.99  # that a guess is taken to be right
+_OUTLIER: Final = 2.0  # times what a call usually takes, beyond which it does not count
+_SHORTEST_CALL: Final = 1e-9  # seconds, where a clock shows none
 _LEAST_SPREAD: Final = 1e-6  # of points, relative to their squares, from which a slope is more than rounding
 
 
 @dataclass(slots=True)
 class DraftRecord:
-    """What a sequence's guesses cost and gave lately.
+    """How good guesses were lately.
 
-    seconds, tokens: of checks, their guessing included, and the tokens that came of them.
-    right, judged: guesses that were right, and all whose turn came, as those behind a wrong one do not.
-    paused_until: tokens that it must have before another check that is not known to pay.
+    right, judged: guesses that were right, and all whose turn came, as that of those behind a wrong one does
+        not.
+    paused_until: tokens that a sequence must have before another check that is not thought to pay.
     """
 
-    seconds: float = 0.0
-    tokens: float = 0.0
     right: float = 0.0
     judged: float = 0.0
     paused_until: int = 0
     pause: int = _SHORTEST_PAUSE
 
-    def fade(self, kept: float) -> None:
-        """Let what is remembered count for less."""
-        self.seconds *= kept
-        self.tokens *= kept
-        self.right *= kept
-        self.judged *= kept
-
-    def add(self, *, seconds: float, drafted: int, accepted: int) -> None:
-        """Take note of a check."""
-        self.seconds += seconds
-        self.tokens += accepted + 1
-        self.right += accepted
-        self.judged += accepted + (accepted < drafted)
+    def add(self, *, drafted: int, accepted: int, kept: float) -> None:
+        """Take note of a check. kept: the part of what was before that still counts."""
+        self.right = kept * self.right + accepted
+        self.judged = kept * self.judged + accepted + (accepted < drafted)
 
 
 class Payoff:
@@ -86,7 +77,6 @@ class Payoff:
         """Take note of what it cost to have a draft model read ``tokens`` that its sequences have already."""
         self._catch_up.add(seconds, tokens)
         self._spent += seconds
-        self._lost += seconds
 
     def checked(
         self, record: DraftRecord, *, drafted: int, accepted: int, seconds: float, running: int
@@ -95,17 +85,18 @@ class Payoff:
         served.
         """
         self._checks.add(drafted + 1, seconds)
+        record.add(drafted=drafted, accepted=accepted, kept=_KEPT)
+        self._all.add(drafted=drafted, accepted=accepted, kept=_KEPT_OF_ALL)
         self._spent += seconds
-        seconds += self._guess.value * drafted
-        record.fade(_KEPT)
-        self._all.fade(_KEPT_OF_ALL)
-        for each in (record, self._all):
-            each.add(seconds=seconds, drafted=drafted, accepted=accepted)
         self._trials += 1
         self._since_decoded += 1
         plain = self.plain(running)
-        if plain is not None:
-            self._lost = max(self._lost + seconds - (accepted + 1) * plain, 0.0)
+        if plain is not None and self._trials > FREE_TRIALS:
+            base, slope = self._checks.fit()
+            # What the system did meanwhile is no fault of guesses.
+            usual = _OUTLIER * (base + slope * (drafted + 1))
+            cost = min(seconds, usual) + self._guess.value * drafted
+            self._lost = max(self._lost + cost - (accepted + 1) * plain, 0.0)
 
     def ended(self, generated: int) -> None:
         """Take note of the length of an answer."""
@@ -118,11 +109,14 @@ class Payoff:
         seconds = self._decode.get(running)
         return None if seconds is None else seconds / running
 
-    def worth(self, record: DraftRecord, *, running: int, generated: int, left: int, behind: int = 0) -> bool:
-        """Tell whether a sequence's guesses should be checked now, instead of decoding it beside the others.
+    def worth(
+        self, record: DraftRecord, *, most: int, running: int, generated: int, left: int, behind: int = 0
+    ) -> bool:
+        """Tell whether guesses of up to ``most`` tokens should be made and checked now, instead of decoding
+        the sequence beside the others.
 
         running: sequences that decode. generated, left: tokens that this one has, and may still get. behind:
-        tokens that a draft model has not read.
+            tokens that a draft model has not read.
         False where a decode call of as many has not been measured of late, so that it is.
         """
         plain = self.plain(running)
@@ -130,37 +124,37 @@ class Payoff:
             return False
         if self._trials < FREE_TRIALS:
             return True
-        # A mean check of all sequences counts as one of each, so that a new one is not judged by nothing.
-        mean = self._all.seconds / self._all.tokens
-        seconds, tokens = record.seconds + mean, record.tokens + 1
-        if seconds <= tokens * plain:
+        if self._lost > PROBE_SHARE * self._spent:
+            return False
+        saved = plain - 1 / self._speed(record, self.length(record, most))
+        if saved >= 0:
             record.pause = _SHORTEST_PAUSE
             # How long an answer will be is not known; others' are the best guess, at any point of it.
             expected = min(left, self._answer.value or left)
-            return behind * self._catch_up.value <= expected * (plain - seconds / tokens)
-        if generated < record.paused_until or self._lost > PROBE_SHARE * self._spent:
+            return behind * self._catch_up.value <= expected * saved
+        if generated < record.paused_until:
             return False
         record.paused_until = generated + record.pause
         record.pause = min(2 * record.pause, _LONGEST_PAUSE)
         return True
 
     def length(self, record: DraftRecord, most: int) -> int:
-        """Return how many tokens to guess, at most ``most``: those that give most tokens in a second.
+        """Return how many tokens to guess, at most ``most``: those that give most tokens in a second."""
+        if not self._trials:
+            return min(_FIRST_LENGTH, most)
+        return max(range(1, most + 1), key=lambda count: self._speed(record, count))
+
+    def _speed(self, record: DraftRecord, count: int) -> float:
+        """Return the tokens that a second of guessing and checking ``count`` at a time is thought to give.
 
         Of k guesses that are each right with probability a, (1 - a**(k + 1)) / (1 - a) tokens come of a check
-        (Leviathan et al. 2023, equation 1), here over the seconds that guessing and checking take.
+        (Leviathan et al. 2023, equation 1). What all sequences had counts as one guess of each, so that a new
+        one is not judged by nothing.
         """
+        likely = min((record.right + self._all.right / self._all.judged) / (record.judged + 1), _LIKELIEST)
         base, slope = self._checks.fit()
-        if base + slope <= 0:
-            return min(_FIRST_LENGTH, most)
-        prior = self._all.right / self._all.judged
-        likely = min((record.right + prior) / (record.judged + 1), _LIKELIEST)
-
-        def speed(count: int) -> float:
-            tokens: float = (1 - likely ** (count + 1)) / (1 - likely)
-            return tokens / (count * self._guess.value + base + slope * (count + 1))
-
-        return max(range(1, most + 1), key=speed)
+        tokens: float = (1 - likely ** (count + 1)) / (1 - likely)
+        return tokens / max(count * self._guess.value + base + slope * (count + 1), _SHORTEST_CALL)
 
 
 class _Mean:
