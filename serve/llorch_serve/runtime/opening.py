@@ -67,7 +67,6 @@ def open_session(
     on_cpu, has_experts = provider.runtime_name == CPU, bool(manifest.model.experts)
     if config.batch_invariant:
         require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
-
     memory = device_memory(provider, runtime)
     plan = plan_memory(manifest, graphs, config, provider, memory, beside)
     threads = config.threads or usable_cpus()
