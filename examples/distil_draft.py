@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 import llorch
 
 TOKENS = 256  # of a text
-AT_ONCE = 32  # texts that are sampled together
+AT_ONCE = 16  # texts that are sampled together
 BATCH = 2  # texts of a step
 RATE = 1e-3
 
