@@ -96,6 +96,18 @@ def test_nobody_answers_for_too_long(source: Path, output: Path) -> None:
     assert answerer.asked == ["q1"]
 
 
+def test_a_line_that_ends_the_worker_each_time_fails_in_the_end(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "many.jsonl"
+    source.write_text("".join(json.dumps({"custom_id": f"q{n}", "prompt": "x"}) + "\n" for n in range(200)))
+    clock = FakeClock()
+    answerer = FakeAnswerer({"q1": [refusal(503, 20.0)] * 200})
+    summary = run(source, output, answerer, clock=clock, limits=Limits(lines_in_flight=2, patience_s=100))
+    assert (summary.answered, summary.failed) == (199, 1)
+    (failed,) = map(json.loads, output.with_name("out.jsonl.errors.jsonl").read_text().splitlines())
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("q1", 503)
+    assert 100 <= sum(clock.waited) < 2000
+
+
 def test_a_wait_longer_than_patience_is_not_believed(source: Path, output: Path) -> None:
     clock = FakeClock()
     run(source, output, FakeAnswerer({"q1": [refusal(429, 1e9), refusal(429, -5.0)]}), clock=clock)

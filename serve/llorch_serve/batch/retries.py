@@ -35,7 +35,9 @@ class PatientAnswerer:
     """Asks again where that may help, and ends the batch where nobody answers any more.
 
     attempts: how often a line is asked for that fails on the other side.
-    patience_s: how long lines are refused, and none is answered, before the batch is stopped.
+    patience_s: how long lines are refused, and none is answered, before the batch is stopped; and how long
+        one line finds nobody there, while others are answered again and again, before it fails: it may be
+        what ends the worker.
     """
 
     def __init__(self, answerer: Answerer, attempts: int, patience_s: float, clock: Clock) -> None:
@@ -45,12 +47,14 @@ class PatientAnswerer:
         self._patience_s = patience_s
         self._clock = clock
         self._moved = clock.now()  # when somebody last answered
+        self._answered = 0  # calls, by anything but a refusal for now
         self._asking = 0  # calls that nobody has answered yet
 
     async def answer(self, line: BatchLine) -> LineAnswer:
         """Return an answer, or the last failure. Raises BatchStoppedError."""
         failures = 0
         refused_since: float | None = None
+        lost, answered_before = 0, self._answered
         for turn in itertools.count():
             answer = await self._ask(line)
             now = self._clock.now()
@@ -58,9 +62,14 @@ class PatientAnswerer:
                 raise BatchStoppedError(f"line {line.number} was refused: {_shown(answer)}")
             if answer.status in (TOO_MANY, UNAVAILABLE):
                 refused_since = now if refused_since is None else refused_since
+                lost += answer.status == UNAVAILABLE and self._answered > answered_before
+                if lost >= self._attempts and now - refused_since >= self._patience_s:
+                    return answer
+                answered_before = self._answered
                 self._check_patience(line, answer, now - max(self._moved, refused_since))
             else:
                 self._moved = now
+                self._answered += 1
                 failures += answer.status in _TRANSIENT
                 if answer.status not in _TRANSIENT or failures >= self._attempts:
                     return answer
