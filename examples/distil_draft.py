@@ -1,5 +1,6 @@
 """Makes a draft model for ``--draft`` out of a model's own layers: some are left out, and the rest learns,
-for some minutes, to say what the whole model says in text that it has written itself.
+for some minutes, to say what the whole model says in text that it has written itself. The artifact tells with
+each token how likely it and others were, so that the whole model is not run again to learn from.
 
     pip install 'llorch[cpu,export]' torch transformers
     llorch export model.gguf --output artifacts/model
@@ -19,6 +20,7 @@ import copy
 import math
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,6 +31,7 @@ import llorch
 TOKENS = 256  # of a text
 AT_ONCE = 16  # texts that are sampled together
 BATCH = 2  # texts of a step
+TOP = 20  # tokens of a place that are learned, the most that an answer tells
 RATE = 1e-3
 
 
@@ -55,51 +58,61 @@ def shortened(model: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
     return short
 
 
-def written(artifact: Path, opening: str, seconds: float) -> torch.Tensor:
-    """Return texts of an artifact's own, as ids [texts, TOKENS], as many as it writes in so long."""
-    texts: list[list[int]] = []
+@dataclass
+class Texts:
+    """Texts and what their writer thought: at each place, the likeliest tokens and their log-probabilities.
+
+    ids: [texts, TOKENS]. likely: [texts, places, TOP], of the tokens that stand ``places`` from the end.
+    """
+
+    ids: torch.Tensor
+    likely: torch.Tensor
+    logprobs: torch.Tensor
+
+
+def written(artifact: Path, opening: str, seconds: float) -> Texts:
+    """Return texts of an artifact's own, as many as it writes in so long."""
+    answers: list[llorch.Answer] = []
     until = time.monotonic() + seconds
     with llorch.load(artifact, slots=AT_ONCE, max_context=2 * TOKENS) as model:
         start = model.tokenize(opening)
-        while time.monotonic() < until or not texts:
-            answers = model.sample(
+        while time.monotonic() < until or not answers:
+            answers += model.sample(
                 opening,
                 AT_ONCE,
                 temperature=1.0,
                 max_tokens=TOKENS - len(start),
                 ignore_eos=True,
-                seed=len(texts),
+                logprobs=TOP,
+                seed=len(answers),
             )
-            texts += [[*start, *answer.token_ids] for answer in answers]
-    return torch.tensor(texts)
+            say(f"{len(answers)} texts")
+    tops = [[place.top[:TOP] for place in answer.logprobs] for answer in answers]
+    return Texts(
+        torch.tensor([[*start, *answer.token_ids] for answer in answers]),
+        torch.tensor([[[token.token_id for token in top] for top in places] for places in tops]),
+        torch.tensor([[[token.logprob for token in top] for top in places] for places in tops]),
+    )
 
 
-def distil(model: PreTrainedModel, short: PreTrainedModel, texts: torch.Tensor, seconds: float) -> None:
-    """Have ``short`` learn the distributions of ``model`` over texts: KL divergence, AdamW, a cosine of time.
-
-    The table of tokens is left as it is.
+def distil(short: PreTrainedModel, texts: Texts, seconds: float) -> None:
+    """Have a model learn the distributions of texts: cross-entropy over the likeliest tokens of each place,
+    AdamW, a cosine of time. The table of tokens is left as it is.
     """
-    learned = list(short.model.layers.parameters())
-    learned += list(short.model.norm.parameters())
+    learned = [*short.model.layers.parameters(), *short.model.norm.parameters()]
     short.requires_grad_(False)
     for parameter in learned:
         parameter.requires_grad_(True)
     optimizer = torch.optim.AdamW(learned, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    started, step = time.monotonic(), 0
+    places, started, step = texts.likely.shape[1], time.monotonic(), 0
     while (share := (time.monotonic() - started) / seconds) < 1:
         for group in optimizer.param_groups:
             group["lr"] = RATE * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * share))
-        batch = texts[torch.randint(len(texts), (BATCH,), generator=torch.Generator().manual_seed(step))]
+        some = torch.randint(len(texts.ids), (BATCH,), generator=torch.Generator().manual_seed(step))
         with torch.autocast("cpu", torch.bfloat16):
-            with torch.no_grad():
-                wanted = model(batch).logits
-            found = short(batch).logits
-        loss = torch.nn.functional.kl_div(
-            found.float().log_softmax(-1).flatten(0, 1),
-            wanted.float().log_softmax(-1).flatten(0, 1),
-            reduction="batchmean",
-            log_target=True,
-        )
+            logits = short(texts.ids[some, :-1]).logits[:, -places:]
+        found = logits.float().log_softmax(-1).gather(-1, texts.likely[some])
+        loss = -(texts.logprobs[some].softmax(-1) * found).sum(-1).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
@@ -121,16 +134,14 @@ def main() -> None:
     parser.add_argument("artifact", type=Path, help="the artifact that is to be guessed for")
     parser.add_argument("output", type=Path, help="folder for the draft, to be exported")
     parser.add_argument("--layers", default="0,1,28,29", help="those that stay")
-    parser.add_argument("--minutes", type=float, default=0.0, help="to write texts, a fifth, and to learn")
+    parser.add_argument("--minutes", type=float, default=0.0, help="to write texts, two fifths, and to learn")
     parser.add_argument("--opening", default="<|im_start|>user\n", help="what texts begin with")
     given = parser.parse_args()
     torch.manual_seed(0)
     model, tokenizer = opened(given.source)
     short = shortened(model, [int(index) for index in given.layers.split(",")])
     if given.minutes:
-        texts = written(given.artifact, given.opening, 12 * given.minutes)
-        say(f"{len(texts)} texts of {TOKENS} tokens")
-        distil(model, short, texts, 48 * given.minutes)
+        distil(short, written(given.artifact, given.opening, 24 * given.minutes), 36 * given.minutes)
     short.save_pretrained(given.output)
     tokenizer.save_pretrained(given.output)
 

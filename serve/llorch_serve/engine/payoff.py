@@ -16,6 +16,7 @@ PROBE_SHARE: Final = 0.01
 """Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now."""
 MEASURE_AGAIN: Final = 128
 """Checks after which sequences are decoded once, so that what that costs is known as of late."""
+_ALLOWANCE: Final = 4  # decode calls whose time may be lost beyond that, so that short runs try at all
 _FIRST_LENGTH: Final = 4
 _KEPT: Final = 0.8  # of what is remembered, when a call has been measured
 _KEPT_OF_ALL: Final = 0.95  # the same of what is remembered of all sequences together
@@ -117,14 +118,15 @@ class Payoff:
 
         running: sequences that decode. generated, left: tokens that this one has, and may still get. behind:
             tokens that a draft model has not read.
-        False where a decode call of as many has not been measured of late, so that it is.
+        After the first trials, False where a decode call of as many has not been measured of late, so that
+        it is.
         """
+        if self._trials < FREE_TRIALS:
+            return True
         plain = self.plain(running)
         if plain is None or self._since_decoded >= MEASURE_AGAIN:
             return False
-        if self._trials < FREE_TRIALS:
-            return True
-        if self._lost > PROBE_SHARE * self._spent:
+        if self._lost > PROBE_SHARE * self._spent + _ALLOWANCE * plain * running:
             return False
         saved = plain - 1 / self._speed(record, self.length(record, most))
         if saved >= 0:
