@@ -99,7 +99,10 @@ def test_python_takes_a_draft(model: Path, smaller: Path) -> None:
         llorch.load(model, threads=1) as plain,
     ):
         asked = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
-        assert guessing.generate("The", **asked).token_ids == plain.generate("The", **asked).token_ids
+        guessed, wanted = guessing.generate("The", **asked), plain.generate("The", **asked)
+    assert guessed.token_ids == wanted.token_ids
+    assert guessed.drafted_tokens > guessed.accepted_tokens
+    assert wanted.drafted_tokens == 0
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "batch"])
