@@ -36,7 +36,7 @@ class Play:
                     self.payoff.caught_up(behind, behind * read)
                     self.now += behind * read
                     behind = 0
-                generated += self._check(record, left)
+                generated += self._check(record, left, generated)
             else:
                 self.payoff.decoded(1, 1.0)
                 self.now += 1.0
@@ -44,13 +44,15 @@ class Play:
         self.payoff.ended(generated)
         self.tokens += generated
 
-    def _check(self, record: DraftRecord, left: int) -> int:
+    def _check(self, record: DraftRecord, left: int, generated: int) -> int:
         count = self.payoff.length(record, min(16, left - 1))
         right = [self.chance.random() < self.likely for _ in range(count)]
         accepted = (*right, False).index(False)
         self.payoff.guessed(count, count * self.guess)
         seconds = 1.0 + self.check * count
-        self.payoff.checked(record, drafted=count, accepted=accepted, seconds=seconds, running=1)
+        self.payoff.checked(
+            record, drafted=count, accepted=accepted, seconds=seconds, running=1, generated=generated
+        )
         self.now += count * self.guess + seconds
         self.drafted += count
         self.accepted += accepted
@@ -102,7 +104,7 @@ def test_after_the_first_trials_nothing_is_checked_unless_a_decode_call_was_meas
     asked = {"most": 16, "running": 2, "generated": 5, "left": LEFT}
     for _ in range(FREE_TRIALS):
         assert payoff.worth(record, **asked)
-        payoff.checked(record, drafted=4, accepted=4, seconds=1.0, running=2)
+        payoff.checked(record, drafted=4, accepted=4, seconds=1.0, running=2, generated=0)
     assert not payoff.worth(record, **asked)
     payoff.decoded(1, 1.0)
     assert not payoff.worth(record, **asked)
@@ -110,7 +112,7 @@ def test_after_the_first_trials_nothing_is_checked_unless_a_decode_call_was_meas
     assert payoff.plain(2) == 0.5
     for _ in range(MEASURE_AGAIN):
         assert payoff.worth(record, **asked)
-        payoff.checked(record, drafted=4, accepted=4, seconds=1.0, running=2)
+        payoff.checked(record, drafted=4, accepted=4, seconds=1.0, running=2, generated=0)
     assert not payoff.worth(record, **asked)
     payoff.decoded(2, 1.0)
     assert payoff.worth(record, **asked)
@@ -121,7 +123,7 @@ def test_a_check_is_measured_against_a_batch_of_all_that_run() -> None:
     payoff.decoded(1, 1.0)
     payoff.decoded(8, 2.0)
     for _ in range(FREE_TRIALS + 4):  # three tokens a second
-        payoff.checked(record, drafted=4, accepted=2, seconds=1.0, running=1)
+        payoff.checked(record, drafted=4, accepted=2, seconds=1.0, running=1, generated=0)
     payoff.decoded(1, 1.0)
     assert payoff.worth(record, most=16, running=1, generated=20, left=LEFT)
     record.paused_until = LEFT
@@ -134,7 +136,7 @@ def test_what_loses_is_bounded_by_a_share_of_the_time() -> None:
     spent, lost, tried = 1.0, 0.0, 0
     for count in range(3000):
         if payoff.worth(record, most=16, running=1, generated=count, left=LEFT):
-            payoff.checked(record, drafted=4, accepted=0, seconds=3.0, running=1)
+            payoff.checked(record, drafted=4, accepted=0, seconds=3.0, running=1, generated=count)
             spent += 3.0
             tried += 1
             lost += 2.0 if tried > FREE_TRIALS else 0.0

@@ -33,14 +33,10 @@ class Guessing:
         for sequence in decoding:
             if sequence.draft is None or sequence in turn.checked or sequence.draft.draft(1):
                 continue
-            # One token comes of the check in any case, so a guess may be one shorter than what is allowed.
-            most = min(sequence.draft.max_draft, sequence.left - 1)
-            if most < 1 or not self._is_worth(sequence, len(decoding)):
+            if self._most(sequence) < 1 or not self._is_worth(sequence, len(decoding)):
                 continue
-            if self.payoff is not None:
-                most = self.payoff.length(sequence.drafts.lately, most)
             assert sequence.cache.slot is not None
-            rows.append(DraftRow(sequence, sequence.cache.slot, most))
+            rows.append(DraftRow(sequence, sequence.cache.slot, self._limit(sequence)))
         return DraftBatch(tuple(rows)) if rows else None
 
     def take(self, batch: DraftBatch, guesses: Seq[Seq[int]]) -> None:
@@ -52,11 +48,13 @@ class Guessing:
     def next_check(self, decoding: Seq[Sequence], turn: Turn) -> VerifyChunk | None:
         """Return the check of the first draft that one of these sequences has in this turn, or None."""
         for sequence in decoding:
-            if sequence.guesses is None or sequence in turn.checked:
+            if sequence.guesses is None or sequence in turn.checked or self._most(sequence) < 1:
                 continue
-            draft = sequence.guesses.draft(sequence.left - 1)
-            # A draft model's guess is paid for already.
-            if draft and (sequence.draft is not None or self._is_worth(sequence, len(decoding))):
+            # A draft model's guess is paid for already. One from the text is only looked for where it is
+            # checked, since the search takes time too.
+            if sequence.draft is None and not self._is_worth(sequence, len(decoding)):
+                continue
+            if draft := sequence.guesses.draft(self._limit(sequence)):
                 assert sequence.cache.slot is not None
                 tokens = (sequence.token_ids[-1], *draft)
                 return VerifyChunk(sequence, sequence.cache.slot, tokens, sequence.cache.computed)
@@ -77,7 +75,14 @@ class Guessing:
             sequence.lookup.learn(drafted=drafted, accepted=accepted)
         if self.payoff is not None:
             record = sequence.drafts.lately
-            self.payoff.checked(record, drafted=drafted, accepted=accepted, seconds=seconds, running=running)
+            self.payoff.checked(
+                record,
+                drafted=drafted,
+                accepted=accepted,
+                seconds=seconds,
+                running=running,
+                generated=sequence.generated,
+            )
         sequence.drafts.drafted += drafted
         sequence.drafts.accepted += accepted
         self.drafted += drafted
@@ -93,12 +98,20 @@ class Guessing:
         if self.payoff is not None:
             self.payoff.ended(sequence.generated)
 
+    def _most(self, sequence: Sequence) -> int:
+        """Return how many tokens a guess may have: one comes of the check in any case."""
+        assert sequence.guesses is not None
+        return min(sequence.guesses.max_draft, sequence.left - 1)
+
+    def _limit(self, sequence: Sequence) -> int:
+        """Return how many of these are worth it."""
+        most = self._most(sequence)
+        return most if self.payoff is None else self.payoff.length(sequence.drafts.lately, most)
+
     def _is_worth(self, sequence: Sequence, running: int) -> bool:
-        guesses = sequence.guesses
-        assert guesses is not None
         return self.payoff is None or self.payoff.worth(
             sequence.drafts.lately,
-            most=min(guesses.max_draft, sequence.left - 1),
+            most=self._most(sequence),
             running=running,
             generated=sequence.generated,
             left=sequence.left,

@@ -18,6 +18,7 @@ MEASURE_AGAIN: Final = 128
 """Checks after which sequences are decoded once, so that what that costs is known as of late."""
 _ALLOWANCE: Final = 4  # decode calls whose time may be lost beyond that, so that short runs try at all
 _FIRST_LENGTH: Final = 4
+_LONGEST: Final = 64  # tokens of any guess
 _KEPT: Final = 0.8  # of what is remembered, when a call has been measured
 _KEPT_OF_ALL: Final = 0.95  # the same of what is remembered of all sequences together
 _SHORTEST_PAUSE: Final = 16
@@ -80,10 +81,17 @@ class Payoff:
         self._spent += seconds
 
     def checked(
-        self, record: DraftRecord, *, drafted: int, accepted: int, seconds: float, running: int
+        self,
+        record: DraftRecord,
+        *,
+        drafted: int,
+        accepted: int,
+        seconds: float,
+        running: int,
+        generated: int,
     ) -> None:
         """Take note of a check. seconds: of its call. running: sequences that a decode call would have
-        served.
+        served. generated: tokens of this one, before the check.
         """
         self._checks.add(drafted + 1, seconds)
         record.add(drafted=drafted, accepted=accepted, kept=_KEPT)
@@ -92,12 +100,18 @@ class Payoff:
         self._trials += 1
         self._since_decoded += 1
         plain = self.plain(running)
-        if plain is not None and self._trials > FREE_TRIALS:
-            base, slope = self._checks.fit()
-            # What the system did meanwhile is no fault of guesses.
-            usual = _OUTLIER * (base + slope * (drafted + 1))
-            cost = min(seconds, usual) + self._guess.value * drafted
-            self._lost = max(self._lost + cost - (accepted + 1) * plain, 0.0)
+        if plain is None or self._trials <= FREE_TRIALS:
+            return
+        base, slope = self._checks.fit()
+        # What the system did meanwhile is no fault of guesses.
+        usual = _OUTLIER * (base + slope * (drafted + 1))
+        cost = min(seconds, usual) + self._guess.value * drafted
+        self._lost = max(self._lost + cost - (accepted + 1) * plain, 0.0)
+        if self._best(record, _LONGEST)[1] * plain >= 1:
+            record.pause = _SHORTEST_PAUSE
+        else:
+            record.paused_until = generated + record.pause
+            record.pause = min(2 * record.pause, _LONGEST_PAUSE)
 
     def ended(self, generated: int) -> None:
         """Take note of the length of an answer."""
@@ -128,26 +142,20 @@ class Payoff:
             return False
         if self._lost > PROBE_SHARE * self._spent + _ALLOWANCE * plain * running:
             return False
-        saved = plain - 1 / self._speed(record, self.length(record, most))
-        if saved >= 0:
-            record.pause = _SHORTEST_PAUSE
-            # How long an answer will be is not known; others' are the best guess, at any point of it.
-            expected = min(left, self._answer.value or left)
-            return behind * self._catch_up.value <= expected * saved
-        if generated < record.paused_until:
-            return False
-        record.paused_until = generated + record.pause
-        record.pause = min(2 * record.pause, _LONGEST_PAUSE)
-        return True
+        saved = plain - 1 / self._best(record, most)[1]
+        if saved < 0:
+            return generated >= record.paused_until
+        # How long an answer will be is not known; others' are the best guess, at any point of it.
+        expected = min(left, self._answer.value or left)
+        return behind * self._catch_up.value <= expected * saved
 
     def length(self, record: DraftRecord, most: int) -> int:
         """Return how many tokens to guess, at most ``most``: those that give most tokens in a second."""
-        if not self._trials:
-            return min(_FIRST_LENGTH, most)
-        return max(range(1, most + 1), key=lambda count: self._speed(record, count))
+        return self._best(record, most)[0] if self._trials else min(_FIRST_LENGTH, most)
 
-    def _speed(self, record: DraftRecord, count: int) -> float:
-        """Return the tokens that a second of guessing and checking ``count`` at a time is thought to give.
+    def _best(self, record: DraftRecord, most: int) -> tuple[int, float]:
+        """Return how many tokens are best guessed and checked at a time, and how many are thought to come of
+        that in a second.
 
         Of k guesses that are each right with probability a, (1 - a**(k + 1)) / (1 - a) tokens come of a check
         (Leviathan et al. 2023, equation 1). What all sequences had counts as one guess of each, so that a new
@@ -155,8 +163,15 @@ class Payoff:
         """
         likely = min((record.right + self._all.right / self._all.judged) / (record.judged + 1), _LIKELIEST)
         base, slope = self._checks.fit()
-        tokens: float = (1 - likely ** (count + 1)) / (1 - likely)
-        return tokens / max(count * self._guess.value + base + slope * (count + 1), _SHORTEST_CALL)
+        each = self._guess.value + slope
+        best, fastest, tokens = 1, 0.0, 1.0
+        for count in range(1, most + 1):
+            tokens += likely**count
+            speed = tokens / max(base + slope + count * each, _SHORTEST_CALL)
+            if speed < fastest:  # each further guess gives less than the one before it, and costs as much
+                break
+            best, fastest = count, speed
+        return best, fastest
 
 
 class _Mean:
