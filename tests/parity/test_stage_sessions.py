@@ -233,7 +233,7 @@ def test_bytes_are_all_that_crosses(both: Both) -> None:
     whole, staged = both
     with opened(staged) as pipeline:
         (lane,) = pipeline.sessions
-        hosts = pipeline._hosts
+        hosts = pipeline._places.hosts
         carried: list[int] = []
 
         def carry(stage: Stage, question: wire.Buffers) -> memoryview:

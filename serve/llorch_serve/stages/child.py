@@ -1,4 +1,7 @@
-"""The process of one stage. ``PYTHON -m llorch_serve.stages.child CONTROL LANE...``, the numbers of sockets.
+"""The process of one stage: ``PYTHON -m llorch_serve.stages.child CONTROL [EDITS TAKEN GIVEN]...``.
+
+These are numbers of sockets: one for loading, and for each lane one for its edits and two for calls, by which
+they come and go on.
 
 What it loads and computes is asked for over them, see ``control.py`` and ``wire.py``. It ends when the other
 end of the first one is gone, so it never outlives the worker.
@@ -15,24 +18,32 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from llorch_serve.runtime.bound_graph import Logits
 from llorch_serve.stages import control
 from llorch_serve.stages.framing import Messages
 from llorch_serve.stages.loading import StageLoader
-from llorch_serve.stages.remote import answered
+from llorch_serve.stages.remote import answered, handed_on
 from llorch_serve.stages.shared_logits import map_logits
-from llorch_serve.stages.stage import Stage
+from llorch_serve.stages.wire import Buffers
 
 _BROKEN: Final = 70  # an exit code: EX_SOFTWARE of sysexits.h
 _END_SIGNALS: Final = ("SIGINT", "SIGTERM")
 
 
-class Child:
-    """Loads a stage as it is told, then answers the lanes. ends: of the lanes' sockets."""
+class LaneSockets(NamedTuple):
+    """One lane's sockets at this end."""
 
-    def __init__(self, ends: Sequence[Messages]) -> None:
+    edits: Messages
+    taken: Messages
+    given: Messages
+
+
+class Child:
+    """Loads a stage as it is told, then answers the lanes. ends: of each lane."""
+
+    def __init__(self, ends: Sequence[LaneSockets]) -> None:
         self._ends = ends
         self._loader: StageLoader | None = None
         self._memories: list[Logits] = []
@@ -51,18 +62,25 @@ class Child:
         except Exception as error:  # noqa: BLE001 - told to the process that asks
             return control.refused(error)
         for lane, end in enumerate(self._ends[: len(question.lanes)]):
+            _on_thread(partial(serve, partial(answered, stage, lane), end.edits, end.edits))
             memory = self._memories[lane] if self._memories else None
-            _on_thread(partial(serve, stage, lane, end, memory))
+            call = (
+                partial(answered, stage, lane, memory=memory)
+                if stage.is_last
+                else partial(handed_on, stage, lane)
+            )
+            _on_thread(partial(serve, call, end.taken, end.given))
         return control.loaded(stage.facts)
 
 
-def serve(stage: Stage, lane: int, end: Messages, memory: Logits | None) -> None:
-    """Answer a lane's questions until they end. memory: that its logits are written to."""
-    while (message := end.receive()) is not None:
+def serve(answer: Callable[[memoryview], Buffers], asked: Messages, told: Messages) -> None:
+    """Answer the questions that come by one socket into another, or the same, until they end."""
+    while (message := asked.receive()) is not None:
         try:
-            end.send(answered(stage, lane, message, memory))
-        except OSError:  # the worker is gone; so is this process in a moment
-            return
+            told.send(answer(message))
+        except OSError:  # the worker is gone, or the next stage; so is this process in a moment
+            break
+    told.close()  # whoever waits there waits for nothing
 
 
 def _on_thread(work: Callable[[], None]) -> None:
@@ -89,8 +107,8 @@ def main() -> None:
         # On a core of a stage's, the worker runs as soon as it has something to do: all stages wait for it.
         # It takes a fraction of a millisecond, and this process gets no less time than any other.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    ends = [Messages(socket.socket(fileno=int(number))) for number in sys.argv[1:]]
-    messages, child = ends[0], Child(ends[1:])
+    messages, *ends = [Messages(socket.socket(fileno=int(number))) for number in sys.argv[1:]]
+    child = Child([LaneSockets(*ends[place : place + 3]) for place in range(0, len(ends), 3)])
     asked: queue.SimpleQueue[control.Question] = queue.SimpleQueue()
 
     def work() -> None:

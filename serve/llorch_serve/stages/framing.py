@@ -19,6 +19,7 @@ class Messages:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._buffer = bytearray(2**16)
+        self._have = self._taken = 0  # bytes in it, and those of the message that was returned last
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Send one message. Raises OSError if the other end is gone."""
@@ -30,13 +31,16 @@ class Messages:
 
         Raises ValueError for a length that no message has.
         """
-        head = self._fill(_LENGTH.size)
-        if head is None:
+        self._begin_anew()
+        if not self._have_at_least(_LENGTH.size):
             return None
-        (length,) = _LENGTH.unpack(head)
+        (length,) = _LENGTH.unpack_from(self._buffer)
         if length > MAX_MESSAGE:
             raise ValueError(f"a message of {length} bytes; expected at most {MAX_MESSAGE}")
-        return self._fill(length)
+        self._taken = _LENGTH.size + length
+        return (
+            memoryview(self._buffer)[_LENGTH.size : self._taken] if self._have_at_least(self._taken) else None
+        )
 
     def close(self) -> None:
         """Close this end; whoever waits at either end learns of it."""
@@ -44,16 +48,24 @@ class Messages:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _fill(self, count: int) -> memoryview | None:
+    def _begin_anew(self) -> None:
+        """Forget the last message. What has come behind it goes to the front."""
+        rest = self._have - self._taken
+        if rest:
+            self._buffer[:rest] = self._buffer[self._taken : self._have]
+        self._have, self._taken = rest, 0
+
+    def _have_at_least(self, count: int) -> bool:
+        """Wait for so many bytes of a message, and take more where they are there: most come in one piece."""
         if count > len(self._buffer):
-            self._buffer = bytearray(count)
-        view, have = memoryview(self._buffer)[:count], 0
-        while have < count:
+            self._buffer = self._buffer[: self._have] + bytearray(count - self._have)
+        view = memoryview(self._buffer)
+        while self._have < count:
             try:
-                found = self._socket.recv_into(view[have:])
+                found = self._socket.recv_into(view[self._have :])
             except OSError:  # closed at this end, or broken
-                return None
+                return False
             if not found:
-                return None
-            have += found
-        return view
+                return False
+            self._have += found
+        return True

@@ -8,7 +8,7 @@ are in the other stages, which is what makes throughput grow with stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.stages import stage_artifacts
@@ -38,17 +38,43 @@ from llorch_serve.stages.checks import check_choice, device_option
 from llorch_serve.stages.hosts import HostOpener, LocalHost, StageHost
 from llorch_serve.stages.loading import StageRoom, StageSettings, on_device
 from llorch_serve.stages.plan import lane_count, pooled_capacity, share_cores, shares, split_capacity
-from llorch_serve.stages.process import ProcessHost
+from llorch_serve.stages.process import start_processes
+from llorch_serve.stages.relay import Relay
 from llorch_serve.stages.stage import StageFacts
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the stages run. relays: of each lane, where calls go from stage to stage; none: by each one's
+    port.
+    """
+
+    hosts: Sequence[StageHost]
+    relays: Sequence[Relay] = ()
+
+    def ports(self, lane: int) -> list[StagePort]:
+        """Return what edits of a lane's slots go to."""
+        return [host.port(lane) for host in self.hosts]
+
+    def callees(self, lane: int) -> list[StagePort]:
+        """Return what a lane calls, one behind the other."""
+        return [self.relays[lane]] if self.relays else self.ports(lane)
+
+    def close(self) -> None:
+        """End all stages. Idempotent."""
+        for relay in self.relays:
+            relay.close()
+        for host in self.hosts:
+            host.close()
 
 
 class Pipeline:
     """All stages and lanes. sessions: one for each lane."""
 
-    def __init__(self, hosts: Sequence[StageHost], sessions: Sequence[DecoderSession]) -> None:
+    def __init__(self, places: _Places, sessions: Sequence[DecoderSession]) -> None:
         self.sessions = tuple(sessions)
-        self._hosts = hosts
-        self._ports = [[host.port(lane) for lane in range(len(sessions))] for host in hosts]
+        self._places = places
+        self._ports = list(zip(*(places.ports(lane) for lane in range(len(sessions))), strict=True))
 
     def times(self) -> tuple[StageTimes, ...]:
         """Return how long each stage has worked, as far as its lanes have been told. Any thread."""
@@ -56,13 +82,12 @@ class Pipeline:
 
     def when_ended(self, tell: Callable[[StageEndedError], None]) -> None:
         """Have ``tell`` called, on any thread, if a stage ends before all are closed."""
-        for host in self._hosts:
+        for host in self._places.hosts:
             host.when_ended(tell)
 
     def close(self) -> None:
         """End all stages. Idempotent."""
-        for host in self._hosts:
-            host.close()
+        self._places.close()
 
 
 def open_pipeline(
@@ -93,9 +118,10 @@ def open_pipeline(
         require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
     lanes = lane_count(config.stages, stages=len(stages), slots=config.slots, apart=elsewhere is not None)
     if elsewhere is None:
-        hosts: Sequence[StageHost] = _hosts(artifact, config, stages=len(stages), lanes=lanes)
+        places = _here(artifact, config, stages=len(stages), lanes=lanes)
     else:
-        hosts = elsewhere(artifact, config, lanes)
+        places = _Places(elsewhere(artifact, config, lanes))
+    hosts = places.hosts
     try:
         rooms = [host.room() for host in hosts]
         total = pooled_capacity(artifact, config, provider, rooms, lanes=lanes)
@@ -107,18 +133,17 @@ def open_pipeline(
         invariant = on_cpu and not has_experts
         invariant &= config.batch_invariant or not any(map(takes_pairs, graphs.recipes))
         sessions = [
-            _session(artifact, graphs, [host.port(lane) for host in hosts], facts, capacity, invariant)
+            _session(artifact, graphs, places, lane, facts, capacity, batch_invariant=invariant)
             for lane, capacity in enumerate(capacities)
         ]
     except BaseException:
-        for host in hosts:
-            host.close()
+        places.close()
         raise
-    return Pipeline(hosts, sessions)
+    return Pipeline(places, sessions)
 
 
-def _hosts(artifact: Artifact, config: SessionConfig, *, stages: int, lanes: int) -> list[StageHost]:
-    """Return where each stage runs, with its device, its cores and its threads."""
+def _here(artifact: Artifact, config: SessionConfig, *, stages: int, lanes: int) -> _Places:
+    """Return where each stage runs on this machine, with its device, its cores and its threads."""
     choice = config.stages
     configs = [config] * stages
     if choice.devices:
@@ -133,18 +158,10 @@ def _hosts(artifact: Artifact, config: SessionConfig, *, stages: int, lanes: int
         for number, (own, count) in enumerate(zip(configs, counts, strict=True))
     ]
     if not choice.processes:
-        return [LocalHost(each) for each in settings]
-    cores = share_cores(allowed_cores(), stages)
-    hosts: list[StageHost] = []
-    try:
-        for each, own_cores in zip(settings, cores, strict=True):
-            # With a number of threads of the user's own, the system chooses the cores for them.
-            hosts.append(ProcessHost(each, lanes=lanes, cores=() if config.threads else own_cores))
-    except BaseException:
-        for host in hosts:
-            host.close()
-        raise
-    return hosts
+        return _Places([LocalHost(each) for each in settings])
+    # With a number of threads of the user's own, the system chooses the cores for them.
+    cores = [()] * stages if config.threads else share_cores(allowed_cores(), stages)
+    return _Places(*start_processes(settings, cores, lanes))
 
 
 def _notices(artifact: Artifact, total: KvCapacity, rooms: Sequence[StageRoom]) -> str | None:
@@ -157,18 +174,21 @@ def _notices(artifact: Artifact, total: KvCapacity, rooms: Sequence[StageRoom]) 
 def _session(
     artifact: Artifact,
     graphs: GraphChoice,
-    ports: Sequence[StagePort],
+    places: _Places,
+    lane: int,
     facts: Sequence[StageFacts],
     capacity: KvCapacity,
+    *,
     batch_invariant: bool,
 ) -> DecoderSession:
-    decode = Chain(ports, prompt=False)
-    prompts = decode if graphs.prompts is None else Chain(ports, prompt=True)
+    callees = places.callees(lane)
+    decode = Chain(callees, prompt=False)
+    prompts = decode if graphs.prompts is None else Chain(callees, prompt=True)
     batches = all(each.batched for each in facts)
     return DecoderSession(
         artifact,
         averaged([each.where for each in facts]),
-        MirroredCache(ports, graphs.kv, capacity, takes_batches=batches),
+        MirroredCache(places.ports(lane), graphs.kv, capacity, takes_batches=batches),
         SessionGraphs(decode, prompts, None),
         capacity=capacity,
         batch_invariant=batch_invariant,

@@ -1,7 +1,7 @@
 """A stage in a process of its own, seen from the worker: started, loaded, called, and ended whatever happens.
 
-There is one connected pair of sockets for loading, which is closed when either process ends, and one for each
-lane, whose calls are answered in turn.
+There is one connected pair of sockets for loading, which is closed when either process ends, and one for the
+edits of each lane. Calls come by those of ``relay.py``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from llorch_serve.stages.calls import StagePort
 from llorch_serve.stages.ending import Ending
 from llorch_serve.stages.framing import Messages
 from llorch_serve.stages.loading import StageRoom, StageSettings
+from llorch_serve.stages.relay import Links, Relay, connect
 from llorch_serve.stages.remote import RemotePort
 from llorch_serve.stages.shared_logits import make_memory, map_logits
 from llorch_serve.stages.stage import StageFacts
@@ -36,14 +37,20 @@ _END_S: Final = 10.0  # for a process whose socket is closed to end by itself
 class ProcessHost:
     """A stage in a process of its own. Implements :class:`llorch_serve.stages.hosts.StageHost`.
 
-    lanes: most that there will be. cores: that it may run on; empty: any.
+    ports: one for each lane. memories: that the stage writes each lane's logits to; None: it has no such
+    memory. ending: tells when its process has ended.
+
+    links: by which calls reach it and go on, one for each lane that there can be. cores: that it may run on;
+    empty: any.
     """
 
-    def __init__(self, settings: StageSettings, *, lanes: int, cores: tuple[int, ...]) -> None:
+    def __init__(self, settings: StageSettings, links: Links, *, cores: tuple[int, ...]) -> None:
+        lanes = len(links.taken)
         self._name = f"stage {settings.number} of {settings.artifact.folder.name}"
         ours, theirs = zip(*(socket.socketpair() for _ in range(1 + lanes)), strict=True)
         memories = _shared_memories(settings, lanes)
-        fds = [end.fileno() for end in theirs]
+        lane_ends = zip(theirs[1:], links.taken, links.given, strict=True)
+        fds = [end.fileno() for ends in (theirs[:1], *lane_ends) for end in ends]
         try:
             self._process = subprocess.Popen(
                 module_command(sys.executable, "llorch_serve.stages.child", *map(str, fds)),
@@ -53,16 +60,13 @@ class ProcessHost:
                 pass_fds=(*fds, *memories),
             )
         finally:
+            links.close()
             for end in theirs:
                 end.close()
         self._control, *self._lanes = (Messages(end) for end in ours)
-        mapped: list[Logits | None] = [map_logits(each) for each in memories]
-        mapped = mapped or [None] * lanes
-        self._ports = [
-            RemotePort(partial(self._exchange, end), memory)
-            for end, memory in zip(self._lanes, mapped, strict=True)
-        ]
-        self._ending = Ending()
+        self.memories: tuple[Logits | None, ...] = tuple(map(map_logits, memories)) or (None,) * lanes
+        self.ports = tuple(RemotePort(partial(self._exchange, end)) for end in self._lanes)
+        self.ending = Ending()
         threading.Thread(target=self._watch, name="llorch-stage-watch", daemon=True).start()
         self._ask(control.ask_room(settings, cores, tuple(memories)))
 
@@ -80,7 +84,7 @@ class ProcessHost:
 
     def port(self, lane: int) -> StagePort:
         """See the protocol."""
-        return self._ports[lane]
+        return self.ports[lane]
 
     @property
     def process_id(self) -> int:
@@ -89,11 +93,11 @@ class ProcessHost:
 
     def when_ended(self, tell: Callable[[StageEndedError], None]) -> None:
         """See the protocol."""
-        self._ending.when_ended(tell)
+        self.ending.when_ended(tell)
 
     def close(self) -> None:
         """See the protocol: the process ends with its sockets, and is killed if it does not."""
-        self._ending.close()
+        self.ending.close()
         for end in (self._control, *self._lanes):
             end.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -145,7 +149,32 @@ class ProcessHost:
 
     def _watch(self) -> None:
         self._process.wait()
-        self._ending.tell(self._ended())
+        self.ending.tell(self._ended())
+
+
+def start_processes(
+    settings: Sequence[StageSettings], cores: Sequence[tuple[int, ...]], lanes: int
+) -> tuple[list[ProcessHost], list[Relay]]:
+    """Start a process for each stage; return them, and the way of each lane's calls through all of them.
+
+    cores: that each may run on; empty: any. lanes: most that there will be.
+    """
+    links, ends = connect(len(settings), lanes)
+    hosts: list[ProcessHost] = []
+    try:
+        for each, own_links, own_cores in zip(settings, links, cores, strict=True):
+            hosts.append(ProcessHost(each, own_links, cores=own_cores))
+    except BaseException:
+        for host in hosts:
+            host.close()
+        raise
+    endings = [host.ending for host in hosts]
+    memories = hosts[-1].memories
+    relays = [
+        Relay(own, [host.ports[lane] for host in hosts], memories[lane], endings)
+        for lane, own in enumerate(ends)
+    ]
+    return hosts, relays
 
 
 def _shared_memories(settings: StageSettings, lanes: int) -> list[int]:

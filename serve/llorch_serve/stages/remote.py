@@ -1,11 +1,12 @@
 """Both ends of a port whose stage is in another process: messages of bytes in, messages of bytes out.
 
-What carries them does not matter here: a socket of this machine does, and an actor of a cluster could.
+What carries them does not matter here: a socket of this machine does, and an actor of a cluster does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -44,31 +45,61 @@ class RemotePort:
         self._ask(wire.ask_edit(edit))
 
     def times(self) -> StageTimes:
-        """Return what the stage told with its last answer to this lane."""
+        """Return what the stage told last to this lane."""
         return self._times
 
+    def told(self, times: StageTimes) -> None:
+        """Take what the stage told by way of the stages behind it."""
+        self._times = times
+
     def _ask(self, question: wire.Buffers) -> Rows:
-        header, rows = wire.unpack_answer(self._exchange(question), self._memory)
-        if isinstance(header, wire.Failed):
-            raise wire.error_of(header)
-        self._times = StageTimes(header.calls, header.busy_s, header.waiting_s)
+        rows, (times,) = read_answer(self._exchange(question), self._memory)
+        self._times = times
         return rows
+
+
+def read_answer(message: memoryview, memory: Logits | None = None) -> tuple[Rows, tuple[StageTimes, ...]]:
+    """Return an answer's rows, and the times of the stages that it tells of. Raises what it tells of."""
+    header, rows = wire.unpack_answer(message, memory)
+    if isinstance(header, wire.Failed):
+        raise wire.error_of(header)
+    return rows, header.times
 
 
 def answered(stage: Stage, lane: int, question: memoryview, memory: Logits | None = None) -> wire.Buffers:
     """Do what a lane's message asks of a stage; return the answer. memory: as of the lane's port.
 
-    What a session raises where a call fails is an answer too. Raises ValueError for what is no message, and
-    whatever else the stage raises, after which nothing that it holds can be trusted.
+    What a session raises where a call fails is an answer too, and so is what a stage before has failed with.
+    Raises ValueError for what is no message, and whatever else the stage raises, after which nothing that it
+    holds can be trusted.
     """
     header, rows = wire.unpack_question(question)
-    found = _NOTHING
+    found: Rows = _NOTHING
+    before: tuple[StageTimes, ...] = ()
     try:
+        if isinstance(header, wire.Failed):
+            return wire.pack(header)
         if isinstance(header, wire.Run):
-            found = stage.run(lane, wire.asked_call(header, rows))
+            found, before = stage.run(lane, wire.asked_call(header, rows)), header.times
         else:
             stage.edit(lane, wire.asked_edit(header))
     except FAILED_CALLS as error:
         return wire.failed(error)
-    times = stage.times
-    return wire.done(found, memory, calls=times.calls, busy_s=times.busy_s, waiting_s=times.waiting_s)
+    return wire.done(found, memory, (*before, stage.times))
+
+
+def handed_on(stage: Stage, lane: int, question: memoryview) -> wire.Buffers:
+    """Make a lane's call in a stage before the last; return what the stage behind it is asked: the call with
+    this one's rows, or the failure to pass on. Raises as :func:`answered` does.
+    """
+    header, rows = wire.unpack_question(question)
+    if isinstance(header, wire.Failed):
+        return wire.pack(header)
+    if not isinstance(header, wire.Run):
+        raise ValueError(f"{type(header).__name__} is no call")
+    call = wire.asked_call(header, rows)
+    try:
+        found = stage.run(lane, call)
+    except FAILED_CALLS as error:
+        return wire.failed(error)
+    return wire.ask_run(replace(call, rows=found), (*header.times, stage.times))

@@ -65,6 +65,11 @@ class Stage:
         """How long it has worked so far."""
         return self._times
 
+    @property
+    def is_last(self) -> bool:
+        """Tell whether it gives logits, and no rows for a stage behind it."""
+        return self._parts[0].gives_logits
+
     def run(self, lane: int, call: StageCall) -> Rows:
         """Make a lane's call. See :meth:`llorch_serve.stages.calls.StagePort.run`."""
         asked = self._clock()

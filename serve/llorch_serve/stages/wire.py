@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 import numpy as np
 
+from llorch_serve.engine.load import StageTimes
 from llorch_serve.engine.plan import SlotCopy, SlotEdit, SlotRelease, SlotSwap
 from llorch_serve.errors import LlorchError, NonFiniteLogitsError, ProviderError, ResourceError
 from llorch_serve.runtime.bound_graph import Logits
@@ -42,7 +43,10 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Run(_Header, frozen=True, kw_only=True):
-    """Asks for a call. The fields are those of :class:`llorch_serve.stages.calls.StageCall`."""
+    """Asks for a call. The fields are those of :class:`llorch_serve.stages.calls.StageCall`.
+
+    times: of the stages that have handed the call on.
+    """
 
     prompt: bool
     first: int
@@ -50,6 +54,7 @@ class Run(_Header, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     wanted: tuple[int, ...]
     has_rows: bool
+    times: tuple[StageTimes, ...] = ()
 
 
 class Copy(_Header, frozen=True, kw_only=True):
@@ -76,14 +81,12 @@ class Release(_Header, frozen=True, kw_only=True):
 
 
 class Done(_Header, frozen=True, kw_only=True):
-    """Answers with an array. calls, busy_s, waiting_s: see :class:`llorch_serve.engine.load.StageTimes`.
+    """Answers with an array. times: of all stages that the call went through, the one that answers last.
 
     shared: the array is not in the message but at the beginning of the memory that both sides have.
     """
 
-    calls: int = 0
-    busy_s: float = 0.0
-    waiting_s: float = 0.0
+    times: tuple[StageTimes, ...] = ()
     shared: bool = False
 
 
@@ -94,7 +97,8 @@ class Failed(_Header, frozen=True, kw_only=True):
     message: str
 
 
-Question: TypeAlias = Run | Copy | Swap | Release
+Question: TypeAlias = Run | Copy | Swap | Release | Failed
+"""Failed: of a stage before, instead of the call that it would have handed on."""
 Answer: TypeAlias = Done | Failed
 _encoder: Final = msgspec.msgpack.Encoder()
 _questions: Final = msgspec.msgpack.Decoder(Question)
@@ -149,8 +153,8 @@ def _array(header: Question | Answer, data: memoryview) -> Rows:
     return np.frombuffer(data, dtype).reshape(header.shape)
 
 
-def ask_run(call: StageCall) -> Buffers:
-    """Return the message that asks for a call."""
+def ask_run(call: StageCall, times: tuple[StageTimes, ...] = ()) -> Buffers:
+    """Return the message that asks for a call. times: of the stages that hand it on."""
     rows = _NOTHING if call.rows is None else call.rows
     header = Run(
         prompt=call.prompt,
@@ -159,6 +163,7 @@ def ask_run(call: StageCall) -> Buffers:
         token_ids=tuple(call.token_ids),
         wanted=tuple(call.wanted),
         has_rows=call.rows is not None,
+        times=times,
         shape=rows.shape,
         dtype=_element(rows),
     )
@@ -193,12 +198,12 @@ def asked_edit(header: Copy | Swap | Release) -> SlotEdit:
             return SlotRelease(slot, keep)
 
 
-def done(rows: Rows, memory: Logits | None = None, **times: Any) -> Buffers:
+def done(rows: Rows, memory: Logits | None = None, times: tuple[StageTimes, ...] = ()) -> Buffers:
     """Return the answer with an array, which is left where it is if it lies in shared ``memory``; ``times``
     are those of :class:`Done`.
     """
     shared = lies_in(rows, memory)
-    header = Done(shape=rows.shape, dtype=_element(rows), shared=shared, **times)
+    header = Done(shape=rows.shape, dtype=_element(rows), shared=shared, times=times)
     return pack(header, None if shared else rows)
 
 
