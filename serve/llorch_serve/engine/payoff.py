@@ -16,7 +16,7 @@ PROBE_SHARE: Final = 0.01
 """Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now."""
 MEASURE_AGAIN: Final = 128
 """Checks after which sequences are decoded once, so that what that costs is known as of late."""
-_ALLOWANCE: Final = 4  # decode calls whose time may be lost beyond that, so that short runs try at all
+_ALLOWANCE: Final = 4  # decode calls whose time may be lost at once, so that short runs try at all
 _FIRST_LENGTH: Final = 4
 _LONGEST: Final = 64  # tokens of any guess
 _KEPT: Final = 0.8  # of what is remembered, when a call has been measured
@@ -60,25 +60,25 @@ class Payoff:
         self._answer = _Mean()
         self._all = DraftRecord()
         self._trials = 0
-        self._lost = self._spent = 0.0
+        self._lost = 0.0
         self._since_decoded = 0
 
     def decoded(self, rows: int, seconds: float) -> None:
         """Take note of a call that gave each of ``rows`` sequences a token."""
         known = self._decode.get(rows, seconds)
         self._decode[rows] = _KEPT * known + (1 - _KEPT) * seconds
-        self._spent += seconds
+        self._spend(seconds)
         self._since_decoded = 0
 
     def guessed(self, tokens: int, seconds: float) -> None:
         """Take note of what a draft model's guesses cost; tokens: of all sequences together."""
         self._guess.add(seconds, tokens)
-        self._spent += seconds
+        self._spend(seconds)
 
     def caught_up(self, tokens: int, seconds: float) -> None:
         """Take note of what it cost to have a draft model read ``tokens`` that its sequences have already."""
         self._catch_up.add(seconds, tokens)
-        self._spent += seconds
+        self._spend(seconds)
 
     def checked(
         self,
@@ -96,7 +96,7 @@ class Payoff:
         self._checks.add(drafted + 1, seconds)
         record.add(drafted=drafted, accepted=accepted, kept=_KEPT)
         self._all.add(drafted=drafted, accepted=accepted, kept=_KEPT_OF_ALL)
-        self._spent += seconds
+        self._spend(seconds)
         self._trials += 1
         self._since_decoded += 1
         plain = self.plain(running)
@@ -112,6 +112,10 @@ class Payoff:
         else:
             record.paused_until = generated + record.pause
             record.pause = min(2 * record.pause, _LONGEST_PAUSE)
+
+    def _spend(self, seconds: float) -> None:
+        """Count time, of which a share may have been lost."""
+        self._lost = max(self._lost - PROBE_SHARE * seconds, 0.0)
 
     def ended(self, generated: int) -> None:
         """Take note of the length of an answer."""
@@ -140,7 +144,7 @@ class Payoff:
         plain = self.plain(running)
         if plain is None or self._since_decoded >= MEASURE_AGAIN:
             return False
-        if self._lost > PROBE_SHARE * self._spent + _ALLOWANCE * plain * running:
+        if self._lost > _ALLOWANCE * plain * running:
             return False
         saved = plain - 1 / self._best(record, most)[1]
         if saved < 0:
