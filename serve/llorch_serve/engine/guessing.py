@@ -35,8 +35,11 @@ class Guessing:
                 continue
             if self._most(sequence) < 1 or not self._is_worth(sequence, len(decoding)):
                 continue
+            most = self._most(sequence)
+            if self.payoff is not None:
+                most = self.payoff.length(sequence.drafts.lately, most)
             assert sequence.cache.slot is not None
-            rows.append(DraftRow(sequence, sequence.cache.slot, self._limit(sequence)))
+            rows.append(DraftRow(sequence, sequence.cache.slot, most))
         return DraftBatch(tuple(rows)) if rows else None
 
     def take(self, batch: DraftBatch, guesses: Seq[Seq[int]]) -> None:
@@ -54,7 +57,7 @@ class Guessing:
             # checked, since the search takes time too.
             if sequence.draft is None and not self._is_worth(sequence, len(decoding)):
                 continue
-            if draft := sequence.guesses.draft(self._limit(sequence)):
+            if draft := sequence.guesses.draft(self._most(sequence)):
                 assert sequence.cache.slot is not None
                 tokens = (sequence.token_ids[-1], *draft)
                 return VerifyChunk(sequence, sequence.cache.slot, tokens, sequence.cache.computed)
@@ -102,11 +105,6 @@ class Guessing:
         """Return how many tokens a guess may have: one comes of the check in any case."""
         assert sequence.guesses is not None
         return min(sequence.guesses.max_draft, sequence.left - 1)
-
-    def _limit(self, sequence: Sequence) -> int:
-        """Return how many of these are worth it."""
-        most = self._most(sequence)
-        return most if self.payoff is None else self.payoff.length(sequence.drafts.lately, most)
 
     def _is_worth(self, sequence: Sequence, running: int) -> bool:
         return self.payoff is None or self.payoff.worth(
