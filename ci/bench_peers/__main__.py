@@ -9,6 +9,7 @@ import functools
 import json
 import shlex
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -19,11 +20,11 @@ from bench_peers import ours, peers
 from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
 from bench_peers.machine import this_machine
-from bench_peers.markdown import replace_section, section
 from bench_peers.models import PeersFolder
+from bench_peers.page import DOCUMENT, picture_of, with_run, written
 from bench_peers.picture import draw
 from bench_peers.reference import reference
-from bench_peers.results import DECODE, Run, Subject
+from bench_peers.results import DECODE, Document, Run, Subject, read_runs
 from bench_peers.rounds import run_rounds
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.bench.workload import text_prompt
@@ -72,13 +73,16 @@ def command(
         ),
     ] = None,
 ) -> None:
-    """Measure llorch beside its peers and write docs/performance.md, performance.png and performance.json.
+    """Measure llorch beside its peers and write docs/performance.md, performance.json and a picture.
 
-    A full run takes about half an hour on two cores, and means something on a machine with nothing else to
-    do.
+    The figures replace those of the last run on the same kind of machine, which is who made the CPU and its
+    instruction sets. A full run takes about half an hour on two cores, and means something on a machine with
+    nothing else to do.
     """
     size = _QUICK if quick else msgspec.structs.replace(_FULL, rounds=rounds)
     size.output.mkdir(parents=True, exist_ok=True)
+    # Read now: one that cannot be read is found out before the work. A quick run stands by itself.
+    others = [] if quick else read_runs(size.output / DOCUMENT)
     recipes = ours.all_recipes(CACHE)
     rivals = peers.all_peers(PeersFolder(peers_folder), gguf)
     if only:
@@ -94,7 +98,7 @@ def command(
         say(f"exporting {recipe.label}")
         recipe.export(gguf)
     run = _measure(size, recipes, rivals, gguf, only or [])
-    _write(run, size.output)
+    _write(run, others, size.output)
 
 
 def _measure(
@@ -112,10 +116,10 @@ def _measure(
         everyone: list[Contestant] = [*recipes, *rivals]
         # Before the rounds, so that an engine that does not work is found out in minutes.
         close = [_closeness(one, kept, scratch, threads) for one in everyone]
-        rounds, gains = run_rounds(recipes, rivals, default, work, size.rounds, say)
+        found = run_rounds(recipes, rivals, default, work, size.rounds, say)
     subjects = [
-        Subject(one.label, one.ours, rounds[0][one.label][0].version, one.made, found.kl, found.top1)
-        for one, found in zip(everyone, close, strict=True)
+        Subject(one.label, one.ours, found.rounds[0][one.label][0].version, one.made, near.kl, near.top1)
+        for one, near in zip(everyone, close, strict=True)
     ]
     return Run(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -127,9 +131,10 @@ def _measure(
         positions=len(kept.header.token_ids),
         oracle=kept.header.oracle,
         subjects=subjects,
-        rounds=rounds,
+        rounds=found.rounds,
+        first_token_s=found.first_token_s,
         gains_of=default.label,
-        gains=gains,
+        gains=found.gains,
     )
 
 
@@ -159,13 +164,15 @@ def _closeness(one: Contestant, kept: ReferenceFile, scratch: Path, threads: int
     return one.closeness(kept, scratch, threads)
 
 
-def _write(run: Run, folder: Path) -> None:
-    draw(run, folder / "performance.png")
-    encoded = msgspec.json.format(msgspec.json.encode(run), indent=1)
-    (folder / "performance.json").write_bytes(encoded + b"\n")
-    page = replace_section(PAGE.read_text(encoding="utf-8"), section(run, "performance.png"))
-    (folder / "performance.md").write_text(page, encoding="utf-8")
-    say(f"{folder / 'performance.md'}, performance.png and performance.json are written")
+def _write(run: Run, others: Sequence[Run], folder: Path) -> None:
+    runs = with_run(others, run)
+    picture = folder / picture_of(run)
+    draw(run, picture)
+    encoded = msgspec.json.format(msgspec.json.encode(Document(runs=runs)), indent=1)
+    (folder / DOCUMENT).write_bytes(encoded + b"\n")
+    page = written(folder, PAGE.read_text(encoding="utf-8"))
+    (folder / PAGE.name).write_text(page, encoding="utf-8")
+    say(f"{folder / PAGE.name}, {DOCUMENT} and {picture.name} are written")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,13 @@
-"""What every engine of a run can do, ours or a peer's, and how the processes that do it are started."""
+"""What every engine of a run can do, ours or a peer's."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from bench_peers.protocol import Measurement
-from llorch_serve.errors import ResourceError
 from llorch_serve.fidelity.reference_file import ReferenceFile
-
-_LIMIT_S: Final = 3600
-"""Longest that one process may take; 32 streams of the slowest peer need some minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +55,7 @@ class Contestant(Protocol):
         ``measure``.
         """
 
-
-def run_process(
-    *arguments: Path | str,
-    stdin: str = "",
-    python_path: Path | None = None,
-    accept: tuple[int, ...] = (0,),
-) -> str:
-    """Run a program and return its stdout.
-
-    python_path: the one folder that PYTHONPATH shall name, for an interpreter other than this one; None
-        leaves it alone.
-    accept: exit codes that are no failure. Raises ResourceError, with the last line the program said.
-    """
-    line = [str(argument) for argument in arguments]
-    environment = dict(os.environ)
-    if python_path is not None:
-        environment.pop("VIRTUAL_ENV", None)
-        environment["PYTHONPATH"] = str(python_path)
-    try:
-        done = subprocess.run(
-            line,
-            input=stdin,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ResourceError(f"{' '.join(line[:4])} took over {_LIMIT_S} seconds and was ended") from error
-    if done.returncode not in accept:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
-        raise ResourceError(f"{' '.join(line[:4])} ended with {done.returncode}: {last[0][:300]}")
-    return done.stdout
+    def first_token_s(self, text: str, threads: int) -> float:
+        """Return seconds from the start of a process that loads the model and continues ``text`` to the first
+        byte that it prints. Raises as ``measure``.
+        """

@@ -12,8 +12,8 @@ import typer
 from bench_peers.__main__ import CACHE, PAGE, work_of
 from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
-from bench_peers.machine import this_machine
-from bench_peers.markdown import replace_section, table
+from bench_peers.machine import kind_of, this_machine
+from bench_peers.markdown import replace_kind, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import Recipe
 from bench_peers.peers import GENAI, genai, llama_cpp, openvino
@@ -86,7 +86,7 @@ def command(
         work = work_of(tokenizer, scratch, _PROMPT_TOKENS, _NEW_TOKENS, _STREAMS)
         found = by_turns(running, work, rounds, say)
     text = section(machine, work, close, found, running, problems)
-    page = replace_section(PAGE.read_text(encoding="utf-8"), text, by="ci/bench-gemma3")
+    page = replace_kind(PAGE.read_text(encoding="utf-8"), kind_of(machine), text, by="ci/bench-gemma3")
     PAGE.write_text(page, encoding="utf-8")
     say(f"{PAGE} is written")
 

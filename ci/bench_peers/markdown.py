@@ -1,14 +1,32 @@
-"""A run as the generated section of a page: machine, medians, ratios, what was asked and what was found."""
+"""A run in Markdown: machine, medians, ratios, what was asked and what was found; and the places in a page
+for such text.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
 import textwrap
 from collections.abc import Sequence
+from typing import Final
 
 from bench_peers.asked import Verdict, verdicts
-from bench_peers.results import METRICS, Metric, Ratio, Run, Subject, peak_mib, ratio, series
+from bench_peers.machine import describe
+from bench_peers.results import (
+    METRICS,
+    Metric,
+    Ratio,
+    Run,
+    Subject,
+    first_tokens,
+    peak_mib,
+    ratio,
+    series,
+)
 from llorch_serve.errors import UsageError
+
+COMMAND: Final = "command to first token, s"
+_HEADING: Final = re.compile("^### ", re.MULTILINE)
 
 
 def markers(by: str) -> tuple[str, str]:
@@ -29,6 +47,20 @@ def replace_section(page: str, section: str, *, by: str = "ci/bench") -> str:
     return f"{before}{begin}\n\n{_wrapped(section.strip())}\n\n{end}{rest.split(end)[1]}"
 
 
+def replace_kind(page: str, kind: str, text: str, *, by: str) -> str:
+    """Return the page with a kind of machine's figures between the markers, in the place of its last ones.
+
+    Other kinds' figures, each under the kind's heading, stay. Raises UsageError as ``replace_section``.
+    """
+    begin, end = markers(by)
+    before, *kept = _HEADING.split(page.partition(begin)[2].partition(end)[0])
+    if before.strip():
+        raise UsageError(f"figures of {by} stand under a heading of their kind of machine; found some before")
+    kinds = dict(one.split("\n", 1) for one in kept) | {kind: text}
+    found = "\n\n".join(f"### {name}\n\n{kinds[name].strip()}" for name in sorted(kinds))
+    return replace_section(page, found, by=by)
+
+
 def _wrapped(text: str) -> str:
     """Return Markdown whose sentences and lists are as wide as documents are; tables and links stay."""
     lines = []
@@ -45,16 +77,20 @@ def _wrapped(text: str) -> str:
     return "\n".join(lines)
 
 
-def section(run: Run, picture: str) -> str:
-    """Return the section; ``picture`` is the image's path beside the page."""
-    parts = [
-        _conditions(run),
-        f"![Speed against divergence]({picture})",
-        "## Medians\n\n" + _medians(run),
-        "## Ratios of medians, ours to each peer's\n\n" + _ratios(run),
-        "## Asked and measured\n\n" + _verdicts(verdicts(run)),
-    ]
-    return "\n\n".join(parts) + "\n"
+def one_run(run: Run, picture: str) -> str:
+    """Return what one run found, in text and tables; ``picture`` is the image's path beside the page."""
+    return "\n\n".join(
+        (
+            _conditions(run),
+            f"![Speed against divergence]({picture})",
+            "### Medians",
+            _medians(run),
+            "### Ratios of medians, ours to each peer's",
+            _ratios(run),
+            "### What was compared",
+            _verdicts(verdicts(run)),
+        )
+    )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -71,9 +107,8 @@ def show_ratio(found: Ratio) -> str:
 def _conditions(run: Run) -> str:
     machine = run.machine
     rounds = f"{len(run.rounds)} round{'s' if len(run.rounds) > 1 else ''}"
-    with_ = f" with {', '.join(machine.instructions)}" if machine.instructions else ""
     return (
-        f"{run.date}, `{run.command}`: {machine.cpu}, {machine.cores} cores{with_}, "
+        f"{run.date}, `{run.command}`: {describe(machine)}, "
         f"{machine.memory_gib:.0f} GiB, "
         f"{machine.system}; load before the run {machine.load:.2f}. {run.prompt_tokens} prompt tokens and "
         f"{run.new_tokens} greedy tokens a stream, {run.threads} threads, {rounds}. KL and top-1 over "
@@ -82,14 +117,23 @@ def _conditions(run: Run) -> str:
 
 
 def _medians(run: Run) -> str:
-    header = ("", "KL, nats", "top-1", *(f"{metric}, tokens/s" for metric in METRICS), "peak MiB")
+    header = (
+        "",
+        "KL, nats",
+        "top-1",
+        *(f"{metric}, tokens/s" for metric in METRICS),
+        "peak MiB",
+        COMMAND,
+    )
     rows = []
     for subject in run.subjects:
         name = f"**{subject.label}**" if subject.ours else subject.label
         speeds = [_median(series(run, subject.label, metric)) for metric in METRICS]
         peak = peak_mib(run, subject.label)
         shown = "" if peak is None else f"{peak:.0f}"
-        rows.append((name, f"{subject.kl:.2g}", f"{subject.top1:.1%}", *speeds, shown))
+        started = first_tokens(run, subject.label)
+        first = f"{statistics.median(started):.2f}" if started else ""
+        rows.append((name, f"{subject.kl:.2g}", f"{subject.top1:.1%}", *speeds, shown, first))
     versions = [f"- {_named(subject)}: {subject.made}; {subject.version}" for subject in run.subjects]
     return table(header, rows) + "\n\n" + "\n".join(versions)
 
@@ -110,12 +154,21 @@ def _ratios(run: Run) -> str:
         for subject in run.of(ours=True)
         if series(run, subject.label, metric)
     ]
+    if run.first_token_s:
+        rows += [
+            (f"**{subject.label}**: {COMMAND}", *(_starts(run, subject, peer) for peer in peers))
+            for subject in run.of(ours=True)
+        ]
     return table(("", *(peer.label for peer in peers)), rows)
 
 
 def _against(run: Run, subject: Subject, peer: Subject, metric: Metric) -> str:
     theirs = series(run, peer.label, metric)
     return show_ratio(ratio(series(run, subject.label, metric), theirs)) if theirs else ""
+
+
+def _starts(run: Run, subject: Subject, peer: Subject) -> str:
+    return show_ratio(ratio(first_tokens(run, subject.label), first_tokens(run, peer.label)))
 
 
 def _verdicts(rows: Sequence[Verdict]) -> str:
@@ -126,4 +179,9 @@ def _verdicts(rows: Sequence[Verdict]) -> str:
 def _row(row: Verdict) -> tuple[str, ...]:
     found = "not measured" if row.found is None else show_ratio(row.found)
     noted = f"{found}; {row.note}" if row.note else found
-    return row.figure, row.condition, row.compared, row.asked, noted, "yes" if row.holds else "**no**"
+    return row.figure, row.condition, row.compared, row.asked, noted, show_holds(row)
+
+
+def show_holds(row: Verdict) -> str:
+    """Return whether it holds."""
+    return "yes" if row.holds else "**no**"

@@ -63,6 +63,11 @@ class PeersFolder:
         """The folder that optimum-intel made."""
         return self.root / f"{self.prefix}ov-int4"
 
+    @property
+    def llama_build(self) -> Path:
+        """The file that says how llama.cpp was built, where that is not as pip does it by itself."""
+        return self.root / "main" / ".llama-build"
+
     def require(self) -> None:
         """Raise UsageError if anything is missing."""
         built = () if self.prefix else (self.genai,)
@@ -78,13 +83,14 @@ def make_models(peers: PeersFolder, gguf: Path) -> None:
     """Make what is missing. Raises ResourceError, with the tool's last words, if a converter fails."""
     built = bool(peers.prefix) or peers.genai.exists()
     if not (built and peers.openvino.exists()):
-        _made(peers.checkpoint, lambda target: _widen(gguf, target))
+        made(peers.checkpoint, lambda target: widen(gguf, target))
     if not built:
-        _made(peers.genai, lambda target: _build_genai(peers, target))
-    _made(peers.openvino, lambda target: _export_openvino(peers, target))
+        made(peers.genai, lambda target: _build_genai(peers, target))
+    made(peers.openvino, lambda target: _export_openvino(peers, target))
 
 
-def _made(place: Path, make: Callable[[Path], None]) -> None:
+def made(place: Path, make: Callable[[Path], object]) -> None:
+    """Make a file or folder, unless it is there; ``make`` is given a place beside it."""
     if place.exists():
         return
     say(f"making {place}")
@@ -94,7 +100,8 @@ def _made(place: Path, make: Callable[[Path], None]) -> None:
         target.rename(place)
 
 
-def _widen(gguf: Path, target: Path) -> None:
+def widen(gguf: Path, target: Path) -> None:
+    """Write a GGUF file's weights in float32 as a Hugging Face folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

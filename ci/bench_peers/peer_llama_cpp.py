@@ -19,6 +19,17 @@ import numpy as np
 from bench_peers.protocol import Arrivals, Engine, Task, encode, measure, parse_task
 
 _BATCH: Final = 512
+_ALL_LAYERS: Final = 999
+_INSTRUCTIONS: Final = (
+    "AVX2",
+    "AVX_VNNI",
+    "AVX512",
+    "AVX512_VNNI",
+    "AVX512_BF16",
+    "AMX_INT8",
+    "DOTPROD",
+    "MATMUL_INT8",
+)
 _quiet = llama_cpp.llama_log_callback(
     lambda level, text, data: None
 )  # kept alive: the library holds a pointer
@@ -125,22 +136,46 @@ def write_logits(model: Any, task: Task) -> None:
     context.close()
 
 
+def first_piece(model: Any, task: Task) -> bytes:
+    """Return the greedy token behind ``task.text``, as text."""
+    vocabulary = llama_cpp.llama_model_get_vocab(model)
+    text = task.text.encode()
+    ids = (llama_cpp.llama_token * (len(text) + 1))()
+    count = llama_cpp.llama_tokenize(vocabulary, text, len(text), ids, len(ids), True, False)
+    context = Context(model, task.threads, sequences=1, length=count)
+    context.decode([(token, at, 0, at == count - 1) for at, token in enumerate(ids[:count])])
+    piece = ctypes.create_string_buffer(256)
+    size = llama_cpp.llama_token_to_piece(vocabulary, context.likeliest(-1), piece, len(piece), 0, True)
+    return piece.raw[:size]
+
+
+def version() -> str:
+    """Return the package's version, and the instruction sets that the library was built for and tells."""
+    told = llama_cpp.llama_print_system_info().decode()
+    sets = [name for name in _INSTRUCTIONS if f" {name} = 1 " in told]
+    return f"llama-cpp-python {llama_cpp.__version__}" + (f" ({', '.join(sets)})" if sets else "")
+
+
 def main() -> None:
     """Do the task on stdin."""
     task = parse_task(sys.stdin.read())
     llama_cpp.llama_log_set(_quiet, ctypes.c_void_p())
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = _ALL_LAYERS  # where the library was built for a GPU
     model = llama_cpp.llama_model_load_from_file(task.model.encode(), params)
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {task.model}")
+    if task.text:
+        sys.stdout.buffer.write(first_piece(model, task))
+        return
     if task.logits_of:
         write_logits(model, task)
         return
     weights = f"{Path(task.model).suffixes[0].lstrip('.')}, the source itself"
     engine = Engine(
         "llama.cpp",
-        f"llama-cpp-python {llama_cpp.__version__}",
+        version(),
         weights,
         Runner(model, task).run,
     )

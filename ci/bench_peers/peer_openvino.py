@@ -59,6 +59,16 @@ def _tokens(outputs: Any) -> int:
     return sum(len(output.generated_ids) for output in outputs.values())
 
 
+def print_first_piece(task: Task) -> None:
+    """Print the greedy token behind ``task.text`` and end this process."""
+    pipeline = openvino_genai.LLMPipeline(task.model, "CPU", {"INFERENCE_NUM_THREADS": task.threads})
+    sys.stdout.write(
+        str(pipeline.generate(task.text, max_new_tokens=1, do_sample=False, apply_chat_template=False))
+    )
+    sys.stdout.flush()
+    os._exit(0)  # its threads sometimes hang when the interpreter takes them down
+
+
 def write_logits(task: Task) -> None:
     """Write the logits [positions, vocabulary] of ``task.logits_of``; the IR by itself, since the pipeline
     gives none.
@@ -84,6 +94,8 @@ def write_logits(task: Task) -> None:
 def main() -> None:
     """Do the task on stdin."""
     task = parse_task(sys.stdin.read())
+    if task.text:
+        print_first_piece(task)
     if task.logits_of:
         write_logits(task)
         return

@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from bench_peers.contestant import Closeness, Work, run_process
+from bench_peers.contestant import Closeness, Work
 from bench_peers.models import PeersFolder
+from bench_peers.processes import first_output_s, run_process
 from bench_peers.protocol import Measurement, Task, encode, parse_measurements
 from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity.divergence import DivergenceSum
@@ -57,21 +58,29 @@ class Peer:
             streams=streams,
             repeat=work.repeat,
         )
-        return parse_measurements(self._answer(task))
+        return parse_measurements(self.answer(task))
 
     def closeness(self, reference: ReferenceFile, scratch: Path, threads: int) -> Closeness:
         """See :class:`bench_peers.contestant.Contestant`."""
         file = scratch / f"{self.module}.npy"
         ids = reference.header.token_ids
-        self._answer(Task(model=str(self.model), threads=threads, logits_of=ids, logits_file=str(file)))
+        self.answer(Task(model=str(self.model), threads=threads, logits_of=ids, logits_file=str(file)))
         try:
             return compare(file, reference)
         finally:
             file.unlink()
 
-    def _answer(self, task: Task) -> str:
-        arguments = foreign_module_command(str(self.python), f"bench_peers.{self.module}")
-        return run_process(*arguments, stdin=encode(task), python_path=_ROOM)
+    def first_token_s(self, text: str, threads: int) -> float:
+        """See :class:`bench_peers.contestant.Contestant`."""
+        task = Task(model=str(self.model), threads=threads, text=text)
+        return first_output_s(*self._command(), stdin=encode(task), python_path=_ROOM)
+
+    def answer(self, task: Task) -> str:
+        """Return what the peer's process prints for a task. Raises as ``measure``."""
+        return run_process(*self._command(), stdin=encode(task), python_path=_ROOM)
+
+    def _command(self) -> list[str]:
+        return foreign_module_command(str(self.python), f"bench_peers.{self.module}")
 
 
 def compare(file: Path, reference: ReferenceFile) -> Closeness:
@@ -89,12 +98,14 @@ def compare(file: Path, reference: ReferenceFile) -> Closeness:
 
 def llama_cpp(folder: PeersFolder, gguf: Path, kind: str) -> Peer:
     """Return llama.cpp on a file of the type ``kind``."""
+    built = folder.llama_build
+    how = f", {built.read_text(encoding='ascii').strip()}" if built.exists() else ""
     return Peer(
         label=LLAMA_CPP,
         module="peer_llama_cpp",
         python=folder.main_python,
         model=gguf,
-        made=f"the GGUF file as it is ({kind})",
+        made=f"the GGUF file as it is ({kind}){how}",
     )
 
 

@@ -30,6 +30,8 @@ class Task:
     streams: numbers of streams that start together. repeat: counted runs of each after one to warm up.
     logits_of: if it is not empty, nothing is timed; the logits at these ids go to ``logits_file`` as a
         float32 .npy array.
+    text: if it is not empty, neither is done; the text of the first greedy token behind it is printed as soon
+        as it is there.
     """
 
     model: str
@@ -40,6 +42,7 @@ class Task:
     repeat: int = 1
     logits_of: tuple[int, ...] = ()
     logits_file: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

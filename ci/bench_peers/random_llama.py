@@ -15,8 +15,8 @@ from typing import Final
 import gguf
 import numpy as np
 
-from bench_peers.contestant import run_process
 from bench_peers.models import PeersFolder
+from bench_peers.processes import run_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,22 @@ LLAMA_1B: Final = Shape(
     intermediate=8192,
     vocabulary=128_256,
 )
+LLAMA_8B: Final = Shape(
+    "Llama-3.1-8B",
+    hidden=4096,
+    layers=32,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=14_336,
+    vocabulary=128_256,
+)
 WHOLE: Final = "F16"
 """The model itself, as llama.cpp names the type."""
 
 _UNUSED: Final = 5  # llama.cpp's number for tokens that stand for no text
 _TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-_QUANTIZE: Final = Path(__file__).resolve().parents[2] / "ci" / "measure" / "run_llamacpp.py"
+QUANTIZE: Final = Path(__file__).resolve().parents[2] / "ci" / "measure" / "run_llamacpp.py"
 
 
 def make(
@@ -73,14 +83,15 @@ def make(
                 continue
             made = Path(scratch) / path.name
             if kind == WHOLE:
-                _write(shape, made, vocabulary)
+                write(shape, made, vocabulary)
             else:
-                run_process(peers.main_python, _QUANTIZE, "quantize", files[WHOLE], made, kind)
+                run_process(peers.main_python, QUANTIZE, "quantize", files[WHOLE], made, kind)
             made.rename(path)
     return files
 
 
-def _write(shape: Shape, path: Path, vocabulary: Path) -> None:
+def write(shape: Shape, path: Path, vocabulary: Path) -> None:
+    """Write the model itself, in fp16. vocabulary: a GGUF file whose tokenizer is taken."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)

@@ -8,19 +8,24 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
 from bench_peers.protocol import Measurement
 from bench_peers.reuse import Gains
+from llorch_serve.files.documents import read_document
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+_MAX_BYTES: Final = 64 * 2**20
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where it was measured. load: processes that wanted a CPU before the first round, averaged over a
-    minute.
+    """Where it was measured.
+
+    load: processes that wanted a CPU before the first round, averaged over a minute. vendor: who made the
+        CPU; empty where the system does not say. virtual: whether it tells of a hypervisor; None: not asked.
     """
 
     cpu: str
@@ -29,6 +34,8 @@ class Machine(msgspec.Struct, frozen=True):
     memory_gib: float
     system: str
     load: float
+    vendor: str = ""
+    virtual: bool | None = None
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -49,10 +56,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One run of ``ci/bench``.
 
     command: as it was given. positions: tokens of text that fidelity was measured on, against ``oracle``.
-    rounds: by label, in the order they ran. gains: one each round, of the recipe ``gains_of``.
+    rounds: by label, in the order they ran. first_token_s: of each round, by label, from a command's start to
+        the first byte that it prints; empty if that was not measured.
+    gains: one each round, of the recipe ``gains_of``.
     """
 
-    schema_version: int = SCHEMA_VERSION
     date: str
     command: str
     machine: Machine
@@ -63,12 +71,28 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     oracle: str
     subjects: list[Subject]
     rounds: list[dict[str, list[Measurement]]]
+    first_token_s: list[dict[str, float]] = []
     gains_of: str
     gains: list[Gains]
 
     def of(self, *, ours: bool) -> list[Subject]:
         """Return our subjects, or the peers."""
         return [subject for subject in self.subjects if subject.ours is ours]
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The last run on each kind of machine, as :func:`bench_peers.machine.kind_of` tells them apart."""
+
+    schema_version: Literal[2] = SCHEMA_VERSION
+    runs: list[Run]
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Return the runs of a document; none where there is no file. Raises UsageError for anything else."""
+    if not path.exists():
+        return []
+    what = f"document of runs, schema version {SCHEMA_VERSION}"
+    return read_document(path, Document, what=what, made_by="ci/bench", most_bytes=_MAX_BYTES).runs
 
 
 class Kind(Enum):
@@ -121,6 +145,11 @@ def peak_mib(run: Run, label: str) -> float | None:
     peaks = [one.peak_mib for measurements in run.rounds for one in measurements[label]]
     known = [peak for peak in peaks if peak is not None]
     return max(known) if known else None
+
+
+def first_tokens(run: Run, label: str) -> tuple[float, ...]:
+    """Return seconds from a command's start to its first byte, one each round; empty if not measured."""
+    return tuple(one[label] for one in run.first_token_s)
 
 
 def ratio(upper: Sequence[float], lower: Sequence[float]) -> Ratio:

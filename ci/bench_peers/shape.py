@@ -15,8 +15,8 @@ import typer
 from bench_peers.__main__ import CACHE, PAGE, work_of
 from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
-from bench_peers.machine import this_machine
-from bench_peers.markdown import replace_section, table
+from bench_peers.machine import kind_of, this_machine
+from bench_peers.markdown import replace_kind, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import Recipe
 from bench_peers.peers import LLAMA_CPP, Peer
@@ -93,9 +93,8 @@ def command(
         *(_match(f"{kind}, the same blocks", same[kind], theirs[kind]) for kind in KINDS),
     ]
     text = section(machine, work, matches, close, found)
-    PAGE.write_text(
-        replace_section(PAGE.read_text(encoding="utf-8"), text, by="ci/bench-1b"), encoding="utf-8"
-    )
+    page = replace_kind(PAGE.read_text(encoding="utf-8"), kind_of(machine), text, by="ci/bench-1b")
+    PAGE.write_text(page, encoding="utf-8")
     say(f"{PAGE} is written")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench_peers.contestant import Contestant, Work
+from bench_peers.machine import describe
 from bench_peers.markdown import show_ratio, table
 from bench_peers.protocol import Measurement
 from bench_peers.results import Machine, ratio
@@ -77,8 +78,8 @@ def conditions(script: str, machine: Machine, work: Work, found: Rounds) -> str:
     versions = sorted({f"{one.engine} {one.version}" for of in found.values() for one in of})
     streams = " and ".join(map(str, work.streams))
     return (
-        f"{datetime.datetime.now(datetime.UTC).date().isoformat()}, `{script}`: {machine.cpu}, "
-        f"{machine.cores} cores, load before {machine.load:.2f}; {'; '.join(versions)}. "
+        f"{datetime.datetime.now(datetime.UTC).date().isoformat()}, `{script}`: {describe(machine)}; "
+        f"load before {machine.load:.2f}; {'; '.join(versions)}. "
         f"{len(work.prompt_ids)} prompt tokens and {work.new_tokens} greedy tokens, {streams} "
         f"stream{'' if streams == '1' else 's'}, {work.threads} threads, "
         f"{len(speeds(next(iter(found.values())), 'decode'))} rounds."

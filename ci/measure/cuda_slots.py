@@ -1,4 +1,5 @@
-"""Print how far CUDA's logits are from the CPU's where slots are copied, exchanged and stepped together.
+"""Print how far CUDA's logits are from the CPU's where slots are copied, exchanged and stepped together, with
+padding and without; fail where the ids that are chosen on the device are not those of its logits.
 
     ci/measurement cuda_slots ARTIFACT [KEY=VALUE ...]
 
@@ -16,7 +17,7 @@ import numpy as np
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.providers import ProviderChoice
-from llorch_serve.runtime.opening import open_session
+from llorch_serve.runtime.opening import LoadReport, open_session
 from llorch_serve.runtime.session import DecoderSession
 
 
@@ -25,21 +26,39 @@ def calls(session: DecoderSession) -> list[np.ndarray]:
     first, second, third = ([*range(base, base + 40)] for base in (1000, 2000, 3000))
     found = [session.prefill(0, first, 0).copy(), session.prefill(1, second, 0).copy()]
     found.append(session.prefill(1, third[:9], 40, range(9)).copy())
-    found += [session.decode([7, 8], [41, 50]).copy() for _ in range(4)]
+    found += [step(session, [7, 8], [41, 50]) for _ in range(4)]
     session.copy_slot(0, 2, 41)
     session.swap_slots(0, 1, 50)
-    found += [session.decode([1, 2, 3], [51, 42, 42]).copy() for _ in range(4)]
+    found += [step(session, [1, 2, 3], [51, 42, 42]) for _ in range(4)]
     found.append(session.verify(2, [4, 5, 6], 42).copy())
-    found += [session.decode([9], [52]).copy(), session.decode([1, 2], [53, 43]).copy()]
+    found += [step(session, [9], [52]), step(session, [1, 2], [53, 43])]
     return found
+
+
+def step(session: DecoderSession, token_ids: list[int], lengths: list[int]) -> np.ndarray:
+    """Return the logits of a step, after the ids that the device chooses in the same one."""
+    chosen = session.decode_greedy(token_ids, lengths) if session.capabilities.greedy_decode else None
+    logits = session.decode(token_ids, lengths).copy()
+    if chosen is not None and chosen.tolist() != logits.argmax(axis=1).tolist():
+        sys.exit(f"{chosen.tolist()} were chosen of logits whose largest are at {logits.argmax(axis=1)}")
+    return logits
+
+
+def tell(report: LoadReport) -> None:
+    """Say what a person should know."""
+    if report.notice is not None:
+        print(report.notice, file=sys.stderr)  # noqa: T201 - as above
 
 
 def main(folder: Path, options: tuple[str, ...]) -> None:
     """Run both."""
     results = []
     for provider in (ProviderChoice(), ProviderChoice("cuda", options)):
-        config = SessionConfig(slots=3, max_context=512, provider=provider)
-        results.append(calls(open_session(load_artifact(folder), config, lambda report: None)))
+        config = SessionConfig(slots=5, max_context=512, provider=provider)
+        session = open_session(load_artifact(folder), config, tell)
+        if session.capabilities.greedy_decode != (provider.name == "cuda"):
+            sys.exit("CUDA does not choose tokens here")
+        results.append(calls(session))
     for expected, found in zip(*results, strict=True):
         print(np.abs(found - expected).max() / np.abs(expected).max())  # noqa: T201 - what it is for
 

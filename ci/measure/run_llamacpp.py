@@ -8,6 +8,8 @@ usage: PYTHON run_llamacpp.py quantize SOURCE TARGET TYPE     TYPE as llama.cpp'
        context of its own
        PYTHON run_llamacpp.py held FILE CONTEXT NEW   a line of token ids on stdin; when NEW greedy tokens
        have followed them it prints "held" and waits for the end of stdin
+       PYTHON run_llamacpp.py answer FILE TEXT NEW    as many greedy tokens as NEW that follow a text, each
+       written to stdout as it comes
        PYTHON run_llamacpp.py tokens FILE PRE... <texts       a JSON array of texts; for each pre-tokenizer
        PRE, in place of the file's own ("" for that), a line of JSON: pre, adds_bos, and ids, a list for each
        text
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 
 import llama_cpp
@@ -95,6 +98,17 @@ def tokens(path: str, pre: str, texts: list[str]) -> dict[str, object]:
     return {"pre": pre, "adds_bos": llama_cpp.llama_vocab_get_add_bos(vocabulary), "ids": ids}
 
 
+def answer(path: str, text: str, new_tokens: int) -> None:
+    """Continue a text greedily on all cores, over llama-cpp-python's usual 512 tokens of context."""
+    llama = llama_cpp.Llama(path, n_threads=len(os.sched_getaffinity(0)), verbose=False)
+    ids = llama.tokenize(text.encode(), special=True)
+    for number, token in enumerate(llama.generate(ids, temp=0.0, repeat_penalty=1.0), start=1):
+        sys.stdout.buffer.write(llama.detokenize([token], prev_tokens=ids))
+        sys.stdout.buffer.flush()
+        if number == new_tokens:
+            break
+
+
 def held(path: str, context: int, new_tokens: int) -> None:
     """Answer the prompt on stdin greedily, then keep what it takes until stdin ends. Threads: OpenMP's."""
     prompt = [int(token) for token in sys.stdin.readline().split()]
@@ -122,6 +136,8 @@ if __name__ == "__main__":
             logits(path, output, json.load(sys.stdin))
         case ["held", path, context, new_tokens]:
             held(path, int(context), int(new_tokens))
+        case ["answer", path, text, new_tokens]:
+            answer(path, text, int(new_tokens))
         case ["tokens", path, *pre]:
             texts = json.load(sys.stdin)
             for name in pre:

@@ -64,7 +64,7 @@ class ExportOptions:
         and 0 for packed codes of 2 bits.
     two_bit_accuracy_level: the level of those alone, filled in once it is known that there are some.
     quantizer: of 4-bit weights; None takes ``gptq`` for models up to half a billion parameters
-        (``recipes/default.py``), else ``affine``.
+        (``recipes/default.py``), else ``affine``. Of 8-bit weights ``gptq`` alone, or None: round to nearest.
     scale_type: how scales are stored; None takes the default for ``precision``.
     max_context: longest sequence; None takes the model's own.
     force: replace an artifact that stands at ``output``.

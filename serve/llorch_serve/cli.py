@@ -7,6 +7,8 @@ so ``llorch serve --help`` loads neither a runtime nor torch.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import io
 import os
@@ -14,11 +16,13 @@ import sys
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from llorch_serve.errors import LlorchError, UsageError
+from llorch_serve.loading.collection import uncollected
 from llorch_serve.terminal.console import fail, say
+from llorch_serve.terminal.plain_values import with_plain_values
 
 # Command name -> module with a function ``command``. The order is the one of ``llorch --help``.
 COMMANDS: Final = {
@@ -48,7 +52,22 @@ COMMANDS: Final = {
 INTERRUPTED: Final = 130
 
 
-class _LazyCommands(TyperGroup):
+class _Reader:
+    """Reads flags, without looking for garbage, of which that makes next to none."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with uncollected():
+            return super().make_context(*arguments, **options)  # type: ignore[misc]  # of the command
+
+    def get_params(self, ctx: Any) -> Any:
+        return with_plain_values(super().get_params(ctx))  # type: ignore[misc]  # of the command
+
+
+class _Command(_Reader, TyperCommand):
+    """One command."""
+
+
+class _LazyCommands(_Reader, TyperGroup):
     """Imports a command's module when the command is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -67,7 +86,8 @@ class _LazyCommands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name])
+        with uncollected():
+            module = importlib.import_module(COMMANDS[cmd_name])
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         needs_argument = cmd_name in (
             "export",
@@ -85,7 +105,9 @@ class _LazyCommands(TyperGroup):
         # A worker is often configured by its environment: --max-context is LLORCH_MAX_CONTEXT, and a flag
         # wins.
         settings = {"auto_envvar_prefix": "LLORCH"} if cmd_name == "serve" else {}
-        app.command(name=cmd_name, no_args_is_help=needs_argument, context_settings=settings)(module.command)
+        app.command(name=cmd_name, cls=_Command, no_args_is_help=needs_argument, context_settings=settings)(
+            module.command
+        )
         return get_command(app)
 
 
@@ -132,6 +154,7 @@ def front_door(
 def main() -> None:
     """Run the command line and exit with the code of its outcome."""
     _write_what_can_be_written()
+    atexit.register(gc.freeze)  # else Python looks through all that is left, to free it a moment earlier
     try:
         app(prog_name="llorch")
     except LlorchError as error:

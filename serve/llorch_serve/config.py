@@ -13,6 +13,7 @@ from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import ProviderChoice
 
+AUTO: Final = "auto"  # a format that the model itself tells
 DEFAULT_PREFILL_CHUNK: Final = 256  # tokens; smaller chunks lose prefill speed, larger ones gain none
 MAX_NAME_CHARS: Final = 256  # of a model
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -119,9 +120,9 @@ class EngineConfig:
     lookup: int = 0
     draft: Path | None = None
     kv_cache: bool = True
-    tool_format: str = "auto"
-    reasoning_format: str = "auto"
-    rank_format: str = "auto"
+    tool_format: str = AUTO
+    reasoning_format: str = AUTO
+    rank_format: str = AUTO
     served_names: tuple[str, ...] = ()
 
     @property

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,19 @@ def test_speeds_are_read_from_llorch_bench(recipe, tmp_path):
     assert one.peak_mib > 100
 
 
+def test_speed_and_fidelity_on_a_provider_are_read_from_llorch_bench(
+    recipe, tmp_path, smollm2_gguf, monkeypatch
+):
+    there = replace(recipe, provider=f"cpu@{sys.executable}")
+    one, two = there.measure(work(tmp_path, 24))
+    assert (one.streams, two.streams) == (1, 2)
+    assert "onnxruntime" in one.version
+    kept = reference(smollm2_gguf, recipe.folder, tmp_path / "kept", 32)
+    assert there.closeness(kept, tmp_path, threads=1).kl == pytest.approx(
+        recipe.closeness(kept, tmp_path, threads=1).kl, rel=0.5
+    )
+
+
 def test_gains_are_measured_with_the_same_ids(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOM), os.environ.get("PYTHONPATH", "")]))
     found = recipe.gains(work(tmp_path, 64))
@@ -59,3 +74,7 @@ def test_fidelity_is_read_from_llorch_verify(recipe, tmp_path, smollm2_gguf, mon
     assert close.top1 > 0.8
     monkeypatch.setattr("bench_peers.reference.Reference", None)  # a second time it is read, not computed
     assert reference(smollm2_gguf, recipe.folder, tmp_path / "kept", 32).header == kept.header
+
+
+def test_a_command_is_timed_to_its_first_token(recipe):
+    assert 0.1 < recipe.first_token_s("The capital of France is", threads=1) < 60

@@ -23,8 +23,30 @@ HEAVY = (
 )
 
 
-def modules_after(*arguments):
-    """Run a command that ends at once; return its exit code, stdout and which heavy modules it has
+# What an answer to a plain text has no use for, each some milliseconds of its command's start.
+NOT_OF_TEXTS = (
+    "asyncio",
+    "google.protobuf",
+    "grpc",
+    "jinja2",
+    "llguidance",
+    "llorch_serve.chat.parsing.registry",
+    "llorch_serve.chat.template",
+    "llorch_serve.foreign.model",
+    "llorch_serve.runtime.operator_check",
+    "llorch_serve.runtime.shared_weights",
+    "llorch_serve.stages.pipeline",
+    "llorch_serve.text.control_tokens",
+    "llorch_serve.structured.composing",
+    "llorch_serve.worker.embedding_worker",
+    "pydantic",
+    "rich",
+    "ssl",
+)
+
+
+def modules_after(*arguments, looked_for=HEAVY):
+    """Run a command; return its exit code, stdout and which of the modules that are looked for it has
     imported.
     """
     code = (
@@ -33,7 +55,7 @@ def modules_after(*arguments):
         "from llorch_serve.cli import main\n"
         "try:\n    main()\n"
         "finally:\n"
-        f"    print('imported:', *[m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)\n"
+        f"    print('imported:', *[m for m in {looked_for!r} if m in sys.modules], file=sys.stderr)\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment()
@@ -53,6 +75,15 @@ def test_help_imports_nothing_heavy(command):
 def test_a_heavy_import_would_be_noticed(tiny):
     _, _, stderr = modules_after("generate", str(tiny), "--prompt", "a", "--max-tokens", "1")
     assert "onnxruntime" in stderr
+
+
+def test_an_answer_to_a_text_imports_nothing_that_it_has_no_use_for(tiny):
+    asked = ("generate", str(tiny), "--max-tokens", "1")
+    code, _, stderr = modules_after(*asked, "--prompt", "a", looked_for=NOT_OF_TEXTS)
+    assert code == 0
+    assert stderr.endswith("imported:\n")
+    _, _, stderr = modules_after(*asked, "--chat", "a", looked_for=NOT_OF_TEXTS)
+    assert "jinja2 llorch_serve.chat.parsing.registry llorch_serve.chat.template" in stderr
 
 
 def test_version():

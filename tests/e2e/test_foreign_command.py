@@ -73,7 +73,7 @@ def test_reuse_and_guesses_work_where_the_cache_allows_and_are_refused_where_not
     if kind == "optimum":
         assert guessed.code == 2
         assert "--lookup 4 has no effect on the graph" in guessed.stderr
-        for given in (("--strict-reuse",), ("--kv-cache-memory", "1GiB")):
+        for given in (("--strict-reuse",), ("--kv-cache-memory", "1GiB"), ("--prefill-chunk", "64")):
             outcome = llorch_here("serve", folder, "--port", "0", *given)
             assert outcome.code == 2
             assert f"{given[0]} has no effect on" in outcome.stderr

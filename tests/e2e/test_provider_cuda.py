@@ -18,7 +18,7 @@ from tolerances import HALF_PROVIDER_DIFFERENCE
 pytestmark = [pytest.mark.cuda, pytest.mark.real_model]
 
 QUESTION = ("--chat", "What is the capital of France?", "--temperature", "0", "--repetition-penalty", "1")
-RECORDED = ("--provider-option", "enable_cuda_graph=1")
+UNRECORDED = ("--provider-option", "enable_cuda_graph=0")
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,23 @@ def test_recorded_steps_give_the_ids_of_plain_ones(artifact: Path, python: str) 
         "--provider",
         "cuda",
     )
-    plain = llorch(*asked, python=python)
-    recorded = llorch(*asked, *RECORDED, python=python)
+    plain = llorch(*asked, *UNRECORDED, python=python)
+    recorded = llorch(*asked, python=python)
     assert recorded.document()["token_ids"] == plain.document()["token_ids"]
     assert "no batching" not in plain.stderr
+    assert "on the host" not in recorded.stderr, "tokens are chosen on the GPU"
+
+
+def test_tokens_chosen_on_the_gpu_are_those_of_its_logits(artifact: Path, python: str) -> None:
+    """With log-probabilities logits come to the host, where tokens are chosen then."""
+    asked = ("generate", artifact, *QUESTION, "--max-tokens", "48", "--ignore-eos", "--json")
+    chosen = llorch(*asked, "--provider", "cuda", python=python)
+    told = llorch(*asked, "--provider", "cuda", "--logprobs", "1", python=python)
+    assert chosen.document()["token_ids"] == told.document()["token_ids"]
 
 
 def test_slots_are_copied_and_exchanged_on_the_gpu(smollm2: Callable[..., Path], python: str) -> None:
-    for flags in ((), ("enable_cuda_graph=1",)):
+    for flags in ((), ("enable_cuda_graph=0",)):
         command = [python, "-m", "measure.cuda_slots", smollm2("fp16", "--target", "cuda"), *flags]
         result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=with_scripts())
         differences = [float(line) for line in result.stdout.split()]
@@ -73,7 +82,7 @@ def test_answers_that_share_a_prompt_are_the_one_alone(smollm2: Callable[..., Pa
 
 
 def test_it_answers(smollm2: Callable[..., Path], python: str) -> None:
-    for flags in ((), RECORDED):
+    for flags in ((), UNRECORDED):
         outcome = llorch(
             "generate",
             smollm2("fp16", "--target", "cuda"),
@@ -87,7 +96,7 @@ def test_it_answers(smollm2: Callable[..., Path], python: str) -> None:
 
 
 def test_many_streams_on_the_gpu_all_complete(smollm2: Callable[..., Path], python: str) -> None:
-    for flags in ((), RECORDED):
+    for flags in ((), UNRECORDED):
         outcome = llorch(
             "bench", smollm2("fp16", "--target", "cuda"), "--provider", "cuda", *flags, "--streams", "1,5",
             "--prompt-tokens", "64", "--max-tokens", "16", "--repeat", "1", "--json", python=python,

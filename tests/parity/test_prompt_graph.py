@@ -80,6 +80,19 @@ def test_prompts_are_computed_as_by_their_recipe_alone(
     assert not np.array_equal(found, single)
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_with_prompts_first_the_same_bits_are_computed(artifact: Artifact, kv_dtype: Any) -> None:
+    config = SessionConfig(threads=2, slots=2, kv_dtype=kv_dtype)
+
+    def logits(*, prompts_first: bool) -> list[np.ndarray[Any, Any]]:
+        session = open_session(artifact, config, lambda _report: None, prompts_first=prompts_first)
+        found = [session.prefill(0, IDS, 0, range(40)).copy()]
+        return [*found, *(session.decode([step], [41 + step]).copy() for step in range(4))]
+
+    for together, after in zip(logits(prompts_first=True), logits(prompts_first=False), strict=True):
+        assert np.array_equal(together, after)
+
+
 def test_answers_are_computed_by_the_first_graph_over_the_prompts_cache(
     artifact: Artifact, alone: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,10 +62,12 @@ def test_an_interpreter_that_is_none() -> None:
         EntryProcess("/no/such/python", lambda _line: None)
 
 
-def test_another_llorch() -> None:
-    other = READY.replace(f'"protocol": {PROTOCOL}', f'"protocol": {PROTOCOL + 1}')
-    found = failure(f"print({other!r}, flush=True); import sys; sys.stdin.read()")
+@pytest.mark.parametrize("other", [PROTOCOL - 1, PROTOCOL + 1])
+def test_another_llorch_is_refused_by_both_numbers(other: int) -> None:
+    greeting = READY.replace(f'"protocol": {PROTOCOL}', f'"protocol": {other}')
+    found = failure(f"print({greeting!r}, flush=True); import sys; sys.stdin.read()")
     assert found.startswith("4 ")
+    assert f"measures by protocol {other}; this one by {PROTOCOL}" in found
     assert "Install the same llorch there" in found
 
 

@@ -15,7 +15,7 @@ from llorch_serve.bench.process import ProblemError
 from llorch_serve.bench.protocol import Settings
 from llorch_serve.bench.rounds import Plan, compare
 from llorch_serve.bench.schema import Entry, OfflineTest, Problem
-from llorch_serve.config import SessionConfig
+from llorch_serve.config import EngineConfig, SessionConfig
 from llorch_serve.providers import ProviderChoice
 from support.builders.bench_reports import DECODE, PREFILL, Scripted
 
@@ -34,7 +34,7 @@ def plan(*tests: OfflineTest, repeat: int = 1, reference: str | None = None) -> 
         prompt_ids=(1, 2),
         tokenizer="tokenizer.json",
         reference=reference,
-        settings=lambda one: Settings.of(SessionConfig(threads=3, provider=one.choice)),
+        settings=lambda one: Settings.of(SessionConfig(threads=3, provider=one.choice), 128),
     )
 
 
@@ -82,9 +82,8 @@ def test_what_a_process_is_told_to_open(log: Log) -> None:
     assert (opened.label, opened.longest, opened.prompt_ids) == ("a", 100, (1, 2))
     assert opened.tokenizer == "tokenizer.json"
     assert Path(opened.folder).is_absolute()
-    assert opened.settings.config() == SessionConfig(
-        threads=3, provider=ProviderChoice("a", ("a=1",), None, True)
-    )
+    session = SessionConfig(threads=3, provider=ProviderChoice("a", ("a=1",), None, True))
+    assert opened.settings.config() == EngineConfig(session, prefill_chunk=128)
 
 
 def test_fidelity_is_measured_when_all_memory_has_been_told(log: Log) -> None:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from llorch_serve.chat.template import ChatTemplate
 from llorch_serve.chat.template_input import read_input
-from llorch_serve.errors import InvalidRequestError
+from llorch_serve.errors import ArtifactError, InvalidRequestError, UsageError
 from llorch_serve.requests import ChatMessage, ChatPrompt, TextPrompt, ToolCall
 from llorch_serve.text.tokenizer import Tokenizer
-from llorch_serve.worker import prompts
+from llorch_serve.worker import chats
 from llorch_serve.worker.prompts import PromptEncoder
 from support.builders.chat_templates import (
     DOCUMENTS,
@@ -204,6 +204,33 @@ def test_tools_take_the_template_for_tools_where_there_is_one() -> None:
         both.encode(ChatPrompt(messages, template_name="x"), context=4096)
 
 
+def test_where_no_conversation_will_come_one_that_does_is_rendered_all_the_same() -> None:
+    prompt = ChatPrompt(tuple(conversation("hello")))
+    model: Any = Model(default="{{ messages[0].content }}<|im_end|>")
+    late = PromptEncoder(model, Tokenizer(byte_level()), chats=False)
+    assert "guard" not in vars(late.tokenizer), "made although nobody chats"
+    assert late.has_template
+    assert late.encode(prompt, context=99) == PromptEncoder(model, BYTE_LEVEL).encode(prompt, context=99)
+    assert "guard" in vars(late.tokenizer)
+
+
+def test_a_broken_template_is_told_when_it_is_made_and_text_needs_none() -> None:
+    model: Any = Model(default="{% if %}")
+    with pytest.raises(ArtifactError, match="template cannot be compiled"):
+        PromptEncoder(model, BYTE_LEVEL)
+    late = PromptEncoder(model, BYTE_LEVEL, chats=False)
+    assert late.encode(TextPrompt("a"), context=99)[1] == "a"
+    with pytest.raises(ArtifactError, match="template cannot be compiled"):
+        late.encode(ChatPrompt(tuple(conversation("hello"))), context=99)
+
+
+@pytest.mark.parametrize("name", ["tool_format", "reasoning_format"])
+def test_a_format_that_does_not_exist_is_refused_before_any_conversation(name: str) -> None:
+    model: Any = Model(default="x")
+    with pytest.raises(UsageError, match="is 'y'; expected one of auto, none"):
+        PromptEncoder(model, BYTE_LEVEL, chats=False, **{name: "y"})  # type: ignore[arg-type]  # by its name
+
+
 # Control tokens and BOS.
 
 END = "<|im_end|>"
@@ -292,5 +319,5 @@ def test_templates_get_the_tokens_of_the_manifest(tokens: Any, text: str) -> Non
     manifest = SimpleNamespace(bos_token_id=0, eos_token_id=None, template_tokens=tokens)
     tokenizer = Tokenizer.from_json(tiny_tokenizer_json().encode(), origin="t")
     source = "{{ bos_token }}|{{ pad_token }}|{{ unk_token }}"
-    made = prompts._compiled({"default": source}, SimpleNamespace(manifest=manifest), tokenizer)  # type: ignore[arg-type]
+    made = chats._compiled({"default": source}, manifest, tokenizer)  # type: ignore[arg-type]  # all of it
     assert made["default"].render(read_input(ChatPrompt((ChatMessage("user", "x"),)))) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -10,65 +11,26 @@ import pytest
 
 from bench_peers.asked import DEMANDS, TIE, verdicts
 from bench_peers.machine import cpu_fields, this_machine
-from bench_peers.markdown import markers, replace_section, section, show_ratio, table
+from bench_peers.markdown import COMMAND, markers, one_run, replace_kind, replace_section, show_ratio, table
 from bench_peers.models import PeersFolder
-from bench_peers.ours import DEFAULT, SMALLEST, all_recipes
+from bench_peers.ours import DEFAULT, FAITHFUL, SMALLEST, all_recipes
 from bench_peers.peers import GENAI, LLAMA_CPP, OPENVINO, all_peers, compare
-from bench_peers.protocol import Measurement
 from bench_peers.results import (
     DECODE,
     PREFILL,
-    Machine,
     Ratio,
     Run,
-    Subject,
     fastest,
     peak_mib,
     ratio,
     series,
 )
-from bench_peers.reuse import PROMPTS, Gains, LookupGain, Tie
+from bench_peers.reuse import PROMPTS, Tie
 from bench_peers.rounds import order
 from llorch_serve.errors import ArtifactError, UsageError
+from support.builders.bench_runs import KL, OURS, gains, run
 
 BEGIN, END = markers("ci/bench")
-KL = {DEFAULT: 0.004, SMALLEST: 0.5, "source": 0.003, LLAMA_CPP: 0.0026, GENAI: 0.33, OPENVINO: 0.3}
-SPEED = {DEFAULT: 120.0, SMALLEST: 160.0, "source": 90.0, LLAMA_CPP: 80.0, GENAI: 100.0, OPENVINO: 90.0}
-
-
-def measured(label, round_index):
-    streams = (1,) if label == GENAI else (1, 8, 32)
-    drift = (1.0, 0.5, 1.1)[round_index]  # of the whole machine: ratios stay
-    return [
-        Measurement(label, "1", "w", n, 512, 128, 1000 * drift, SPEED[label] * drift * n, 100.0 * n)
-        for n in streams
-    ]
-
-
-def gains(**parted):
-    lookup = [LookupGain(name, 100.0, 190.0, 20, 15, parted.get(name)) for name in PROMPTS]
-    return Gains(lookup, 600.0, 30.0, 512, 512)
-
-
-def run(**changes):
-    subjects = [
-        Subject(label, label in (DEFAULT, SMALLEST, "source"), "1", "so", kl, 0.9) for label, kl in KL.items()
-    ]
-    base = Run(
-        date="2026-01-01",
-        command="ci/bench",
-        machine=Machine("A CPU", 2, ["avx2"], 16.0, "Linux", 0.0),
-        threads=2,
-        prompt_tokens=512,
-        new_tokens=128,
-        positions=2048,
-        oracle="transformers",
-        subjects=subjects,
-        rounds=[{label: measured(label, index) for label in KL} for index in range(3)],
-        gains_of=DEFAULT,
-        gains=[gains()] * 3,
-    )
-    return msgspec.structs.replace(base, **changes)
 
 
 def test_a_ratio_is_of_medians_and_its_spread_of_rounds():
@@ -114,10 +76,21 @@ def test_every_demand_meets_its_fastest_peer_and_the_recipes_it_allows():
     assert many.holds
 
 
+def test_what_is_as_near_as_llama_cpp_is_held_against_it_alone():
+    rows = {row.figure: row for row in verdicts(run()) if row.condition == "KL <= 0.0027"}
+    compared = f"{FAITHFUL} (KL 0.0027) to {LLAMA_CPP} (KL 0.0026)"
+    assert {figure: (row.asked, row.compared, row.holds) for figure, row in rows.items()} == {
+        "decode, 1 stream": (">= 1.2", compared, True),
+        "prefill, 1 stream": (">= 3", compared, False),
+        "decode, 8 streams": (">= 2", compared, False),
+    }
+
+
 def test_a_recipe_that_diverges_too_much_does_not_count():
     far = [replace_struct(subject, kl=0.02) if subject.ours else subject for subject in run().subjects]
-    row = verdicts(run(subjects=far))[0]
-    assert (row.compared, row.found, row.holds) == ("no recipe of ours", None, False)
+    rows = [row for row in verdicts(run(subjects=far)) if row.condition in ("KL <= 0.0027", "KL <= 0.01")]
+    assert len(rows) == 7
+    assert {(row.compared, row.found, row.holds) for row in rows} == {("no recipe of ours", None, False)}
     near = [row for row in verdicts(run(subjects=far)) if row.condition == "KL <= 0.05"]
     assert near
     assert all(row.found is not None for row in near)
@@ -166,18 +139,54 @@ def test_a_page_without_its_markers_is_refused(page):
         replace_section(page, "x")
 
 
+def test_other_kinds_of_machine_keep_their_figures():
+    begin, end = markers("ci/bench-1b")
+    page = f"# Title\n\n{begin}\n{end}\n\n### after\n"
+    for kind, text in (
+        ("Intel", "a | b"),
+        ("AMD", "first\n"),
+        ("Intel", "c"),
+        ("AMD", "second\n\n#### x"),
+        ("Intel", "d"),
+    ):
+        page = replace_kind(page, kind, text, by="ci/bench-1b")
+    figures = "### AMD\n\nsecond\n\n#### x\n\n### Intel\n\nd"
+    assert page == f"# Title\n\n{begin}\n\n{figures}\n\n{end}\n\n### after\n"
+    with pytest.raises(UsageError, match="under a heading of their kind"):
+        replace_kind(f"{begin}\nan older figure\n{end}", "AMD", "new", by="ci/bench-1b")
+    with pytest.raises(UsageError, match="once, in this order"):
+        replace_kind("none", "AMD", "new", by="ci/bench-1b")
+
+
+@pytest.mark.parametrize("by", ["ci/bench-1b", "ci/bench-gemma3", "ci/bench-experts"])
+def test_the_page_takes_figures_of_another_kind_of_machine(by):
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
+    added = replace_kind(page, "Z", "new", by=by)
+    assert added.replace("### Z\n\nnew\n\n", "") == page
+
+
 def test_the_section_holds_every_engine_and_what_it_was_asked():
-    text = section(run(), "performance.png")
-    assert "![Speed against divergence](performance.png)" in text
+    text = one_run(run(), "picture.png")
+    assert "![Speed against divergence](picture.png)" in text
     assert "A CPU, 2 cores with avx2, 16 GiB" in text
-    assert f"| **{DEFAULT}** | 0.004 | 90.0% | 1000.0 | 120.0 | 960.0 | 3840.0 | 3200 |" in text
-    assert f"| {GENAI} | 0.33 | 90.0% | 1000.0 | 100.0 |  |  | 100 |" in text
+    assert f"| **{DEFAULT}** | 0.004 | 90.0% | 1000.0 | 120.0 | 960.0 | 3840.0 | 3200 |  |" in text
+    assert f"| {GENAI} | 0.33 | 90.0% | 1000.0 | 100.0 |  |  | 100 |  |" in text
     assert (
         f"| **{DEFAULT}**: decode, 1 stream | 1.50 (1.50 to 1.50) | 1.20 (1.20 to 1.20) | 1.33 (1.33 to "
         f"1.33) |" in text
     )
     assert text.count("| yes |") + text.count("| **no** |") == len(verdicts(run()))
     assert BEGIN not in text
+
+
+def test_the_time_of_a_command_to_its_first_token_stands_beside_the_speeds():
+    starts = [{label: (0.5 if label == LLAMA_CPP else 1.0) * drift for label in KL} for drift in (1, 3, 1.1)]
+    text = one_run(run(first_token_s=starts), "picture.png")
+    assert f"| peak MiB | {COMMAND} |" in text
+    assert f"| {LLAMA_CPP} | 0.0026 | 90.0% | 1000.0 | 80.0 | 640.0 | 2560.0 | 3200 | 0.55 |" in text
+    assert f"| **{DEFAULT}**: {COMMAND} | 2.00 (2.00 to 2.00) | 1.00 (1.00 to 1.00) |" in text
+    assert text.count(f"**: {COMMAND} |") == len(OURS)
+    assert f"**: {COMMAND} |" not in one_run(run(), "picture.png")
 
 
 def test_a_bar_in_a_cell_stays_in_its_cell():

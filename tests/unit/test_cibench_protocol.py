@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 
 import pytest
 
-from bench_peers.contestant import run_process
+from bench_peers import processes
+from bench_peers.processes import first_output_s, run_process
 from bench_peers.protocol import (
     Arrivals,
     Engine,
@@ -102,3 +104,31 @@ def test_a_peer_sees_the_one_folder_that_it_needs(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     code = "import os, sys; print(os.environ['PYTHONPATH'], sys.stdin.read())"
     assert run_process(sys.executable, "-c", code, stdin="x", python_path=tmp_path) == f"{tmp_path} x\n"
+
+
+def test_the_first_byte_is_timed_while_the_program_goes_on(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "go")
+    code = f"import sys; print(sys.stdin.read(), flush=True); open({str(tmp_path / 'go')!r}).read()"
+
+    def clock():
+        yield 10.0
+        (tmp_path / "go").write_text("")  # which the program waits for, as this does for the program
+        yield 12.5
+
+    moments = clock()
+    monkeypatch.setattr(processes.time, "perf_counter", lambda: next(moments))
+    assert first_output_s(sys.executable, "-c", code, stdin="x") == 2.5
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("", "ended well and printed nothing"), ("raise SystemExit('no model')", "ended with 1: no model")],
+)
+def test_a_command_that_gives_no_token_is_no_measurement(code, words):
+    with pytest.raises(ResourceError, match=words):
+        first_output_s(sys.executable, "-c", code)
+
+
+def test_a_task_to_continue_a_text_survives_the_pipe():
+    task = Task(model="m", threads=2, text="The capital of France is")
+    assert parse_task(encode(task)) == task

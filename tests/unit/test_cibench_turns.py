@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench_peers import experts, gemma3
@@ -11,6 +11,8 @@ from bench_peers.contestant import Closeness, Work
 from bench_peers.models import spell_as_before
 from bench_peers.protocol import Measurement
 from bench_peers.results import Machine
+from bench_peers.reuse import Gains
+from bench_peers.rounds import OPENING, run_rounds
 from bench_peers.turns import Match, by_turns
 
 MACHINE = Machine("A CPU", 2, [], 16, "Linux", 0.1)
@@ -42,8 +44,17 @@ class Engine:
     ours: bool = False
     made: str = "by hand"
 
+    starts: list[str] = field(default_factory=list)
+
     def measure(self, work: Work) -> list[Measurement]:
         return speeds(work.streams, 10.0, rounds=1)
+
+    def first_token_s(self, text: str, threads: int) -> float:
+        self.starts.append(f"{text}, {threads}")
+        return float(len(self.starts))
+
+    def gains(self, work: Work) -> Gains:
+        return Gains([], 1.0, 1.0, 0, 0)
 
 
 def work(*streams: int) -> Work:
@@ -55,6 +66,14 @@ def test_every_engine_has_a_turn_in_each_round_and_every_other_round_runs_backwa
     found = by_turns([Engine("a"), Engine("b")], work(1), 3, turns.append)
     assert [turn.rpartition(" ")[2] for turn in turns] == ["a", "b", "b", "a", "a", "b"]
     assert {label: len(of) for label, of in found.items()} == {"a": 3, "b": 3}
+
+
+def test_a_command_is_started_twice_a_turn_and_the_second_time_counts() -> None:
+    ours, theirs = Engine("ours", ours=True), Engine("theirs")
+    found = run_rounds([ours], [theirs], ours, work(1), 3, lambda _turn: None)
+    assert found.first_token_s == [{"ours": float(n), "theirs": float(n)} for n in (2, 4, 6)]
+    assert ours.starts == [f"{OPENING}, 2"] * 6
+    assert (len(found.rounds), len(found.gains)) == (3, 3)
 
 
 def test_gemma_is_compared_with_each_peer_and_what_does_not_take_it_is_named() -> None:

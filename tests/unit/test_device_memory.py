@@ -6,6 +6,7 @@ import ctypes
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llorch_serve.errors import ProviderError
@@ -63,6 +64,16 @@ def test_a_copy_is_one_of_rows_within_the_device() -> None:
         ("cudaMemcpy2D", 2**40, 256, 2**41, 256, 64, 3, 3),
         ("cudaSetDevice", 0),
         ("cudaDeviceSynchronize",),
+    ]
+
+
+def test_what_is_read_comes_to_an_array_of_the_hosts() -> None:
+    library, found = Library(), np.zeros((3, 4), np.float32)
+    CudaMemory(library, 2).read(found[:2], 2**40)
+    device_to_host = 2
+    assert library.calls == [
+        ("cudaSetDevice", 2),
+        ("cudaMemcpy", found.ctypes.data, 2**40, 32, device_to_host),
     ]
 
 

@@ -128,11 +128,29 @@ def open_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def opened(*, wanted: bool | None, device: str = "cpu") -> None:
         session = SimpleNamespace(placement=Placement("P", 1.0, device=device))
-        monkeypatch.setattr(models, "_open", lambda *_: session)
+        monkeypatch.setattr(models, "_open", lambda *_, **_options: session)
         config = SessionConfig(huge_pages=wanted)
         models.open_model(cast("Artifact", None), config, lambda _report: None)
 
     return opened
+
+
+@HERE
+@pytest.mark.parametrize(("wanted", "late"), [(None, False), (True, False), (False, True)])
+def test_no_graph_is_left_to_be_loaded_where_weights_are_gathered(
+    wanted: bool | None, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def opened(*_: object, prompts_first: bool) -> SimpleNamespace:
+        asked.append(prompts_first)
+        return SimpleNamespace(placement=Placement("P", 1.0, device="cpu"))
+
+    monkeypatch.setattr(models, "_open", opened)
+    monkeypatch.setattr(huge_pages, "gather", lambda: None)
+    config = SessionConfig(huge_pages=wanted)
+    models.open_model(cast("Artifact", None), config, lambda _report: None, prompts_first=True)
+    assert asked == [late]
 
 
 @HERE

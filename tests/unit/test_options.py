@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from llorch_export.adapter.choice import AdapterChoice
+from llorch_export.calibration.measurements import BUNDLED_TEXT
+from llorch_export.formats.module import HEAD, default_format
 from llorch_export.options import ExportOptions
 from llorch_export.recipes.base import base_recipe
 from llorch_export.recipes.kl_limits import INT4_HEAD_KL_LIMIT, KL_LIMIT
@@ -90,6 +92,19 @@ def test_the_quantizer_is_of_4_bit_weights_only(quantizer: str) -> None:
     assert recipe(precision="int8").quantizer is None
     with pytest.raises(UsageError, match=f"--quantizer {quantizer} has no effect without 4-bit weights"):
         recipe(precision="int8", quantizer=quantizer)
+
+
+def test_8_bits_take_error_feedback_where_it_is_asked_for_and_no_4_bits_are_beside_them() -> None:
+    given = recipe(precision="int8", quantizer="gptq", calibration=BUNDLED_TEXT)
+    assert (given.quantizer, given.scale_type) == ("gptq", "float32")
+    down = "model.layers.0.mlp.down_proj"
+    assert default_format(given, down).quantizer == default_format(given, HEAD).quantizer == "gptq"
+    assert not default_format(given, down).zero_points
+    mixed = recipe(precision="int4", quantizer="gptq", calibration=BUNDLED_TEXT)
+    assert default_format(mixed, down).zero_points
+    assert default_format(mixed, HEAD).quantizer is None
+    with pytest.raises(UsageError, match="need figures measured on a text"):
+        recipe(precision="int8", quantizer="gptq")
 
 
 @pytest.mark.parametrize("scale_type", ["float32", "bfloat16"])

@@ -28,6 +28,7 @@ VALUES = {
     "single_graph": (True, False),
     "no_prefix_cache": (True, False),
     "strict_reuse": (True, False),
+    "prefill_chunk": (128, 512),
     "lookup": (3, 4),
     "draft": ("a", "b"),
     "tool_format": ("a", "b"),

@@ -211,6 +211,21 @@ def test_the_device_of_an_unknown_provider_is_called_after_it() -> None:
     assert ActiveProvider("FastExecutionProvider", None, {}).device == "fast"
 
 
+def test_steps_are_recorded_by_the_one_that_can_unless_an_option_says_otherwise() -> None:
+    for row in PROVIDERS:
+        active = ActiveProvider(row.runtime_name, row, {})
+        assert not active.captures, "nor is a call that is made once"
+        assert active.with_captures().captures == (row.name == "cuda")
+    row = find_provider("cuda")
+    for value in ("0", "1"):
+        active = ActiveProvider(row.runtime_name, row, {"enable_cuda_graph": value})
+        assert active.with_captures() is active
+        assert active.captures == (value == "1")
+        assert "enable_cuda_graph" not in active.without_captures().options
+    unknown = ActiveProvider("FastExecutionProvider", None, {})
+    assert unknown.with_captures() is unknown
+
+
 @pytest.mark.parametrize("row", [row for row in PROVIDERS if row.threads], ids=lambda row: row.name)
 def test_a_provider_with_threads_of_its_own_gets_the_sessions_number(row: Provider) -> None:
     assert row.threads is not None

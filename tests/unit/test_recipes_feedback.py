@@ -31,9 +31,9 @@ def moments_of(columns: int, *, rank: int, seed: int = 1) -> Matrix:
     return moments
 
 
-def output_error(weight: Matrix, blocks: Blocks, moments: Matrix) -> float:
+def output_error(weight: Matrix, blocks: Blocks, moments: Matrix, bits: int = 4) -> float:
     """Return the mean squared error of the layer's outputs, by definition."""
-    error = dequantise(blocks, bits=4, columns=weight.shape[1]).astype(np.float64) - weight
+    error = dequantise(blocks, bits=bits, columns=weight.shape[1]).astype(np.float64) - weight
     return float(np.einsum("ri,ij,rj->", error, moments.astype(np.float64), error) / len(weight))
 
 
@@ -47,6 +47,30 @@ def test_outputs_err_less_than_with_any_quantiser_that_sees_weights_alone(
     affine = quantize_search(weight, bits=4, block_size=block_size, zero_points=True)
     errors = [output_error(weight, blocks, moments) for blocks in (found, affine, nearest)]
     assert errors[0] < 0.5 * errors[1] < 0.5 * errors[2]
+
+
+@pytest.mark.parametrize(("columns", "block_size"), [(64, 16), (96, 32), (72, 32), (128, 64)])
+def test_blocks_of_8_bits_have_no_zero_points_and_err_less_than_rounded_to_nearest(
+    columns: int, block_size: int
+) -> None:
+    weight, moments = drawn(40, columns), moments_of(columns, rank=12)
+    how = {"bits": 8, "block_size": block_size}
+    found = quantize_feedback(weight, error_factor(moments), zero_points=False, **how)
+    nearest = quantize_nearest(weight, **how)
+    assert found.zero_points is None
+    assert found.packed.shape == nearest.packed.shape
+    errors = [output_error(weight, blocks, moments, bits=8) for blocks in (found, nearest)]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_8_bits_over_inputs_without_correlation_are_rounded_to_nearest() -> None:
+    weight = drawn(30, 96)
+    moments = np.diag(np.random.default_rng(2).uniform(0.1, 3, 96)).astype(np.float32)
+    found = quantize_feedback(weight, error_factor(moments), bits=8, block_size=32, zero_points=False)
+    for ours, theirs in zip(
+        found.arrays, quantize_nearest(weight, bits=8, block_size=32).arrays, strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_inputs_without_correlation_leave_the_search_as_it_is() -> None:

@@ -148,7 +148,7 @@ def test_shipped_recipes_are_described_and_resolve(name: str) -> None:
     found = load_recipe(name)
     assert found.description
     static = name.startswith("cpu") and name != "cpu-faithful"
-    assert found.measures == (name == "int4-gptq" or static)
+    assert found.measures == (name in ("int4-gptq", "cpu-faithful") or static)
     if name.endswith("-prompts"):  # which go with another recipe's transforms
         base = ExportOptions(source="m", output=Path(), transforms=("rotate", "hadamard"))
         options = with_prefill(base, name).prompts

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.formats.module import Formats
 from llorch_export.options import ExportOptions, Rule
 from llorch_export.recipes.base import base_recipe
@@ -169,12 +170,23 @@ def test_a_tied_table_has_one_format() -> None:
             (Rule(("*",), precision="fp32", block_size=32, label="rule X"),),
             "rule X: block_size has no effect at precision fp32",
         ),
-        ((int8("*", quantizer="affine"),), "rule X: quantizer has no effect at precision int8"),
+        (
+            (int8("*", quantizer="affine"),),
+            "rule X: quantizer affine is for 4 bits, and the rule gives model.embed_tokens 8",
+        ),
     ],
 )
 def test_rules_without_sense_are_refused(rules: tuple[Rule, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         resolved(*rules)
+
+
+def test_a_rule_of_8_bits_may_say_error_feedback_or_do_without() -> None:
+    (rule,) = resolved(int8("*.down_proj", quantizer="gptq"), quantizer="affine").rules
+    assert rule.quantizer == "gptq"
+    rules = (int8("*.down_proj", quantizer="nearest"), int8("*.o_proj", block_size=16))
+    found = resolved(*rules, precision="int8", quantizer="gptq", calibration=BUNDLED_TEXT)
+    assert {(rule.block_size, rule.quantizer) for rule in found.rules} == {(32, None), (16, "gptq")}
 
 
 def test_rules_do_not_go_with_source() -> None:

@@ -5,11 +5,14 @@ request.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 
 from llorch_serve.errors import ArtifactError, LibraryPanicError
+from llorch_serve.text import tokenizer_library
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from llorch_serve.text.tokenizer_library import (
     MAX_PIECE_CHARS,
@@ -132,3 +135,42 @@ def test_of_a_key_that_stands_twice_the_library_sees_the_checked_value() -> None
     long = json.dumps(BPE | {"vocab": {"a" * 100_000: 0}, "merges": []})
     data = file().replace(b'"model"', b'"model": ' + long.encode() + b', "model"', 1)
     assert read(data).longest_token == 2
+
+
+@pytest.mark.parametrize(
+    ("vocab", "merges", "shorter"),
+    [
+        (("a", "b", "ab", "c", "abc"), [["a", "b"], ["ab", "c"]], True),
+        (("a", "\t", "a\t", "\n", "a\t\n"), [["a", "\t"], ["a\t", "\n"]], True),
+        (("a", " ", "a "), [["a", " "]], False),  # a space inside a half is no border
+        (("a", " b", "a b"), [["a", " b"]], False),
+        (("a", "b", "ab", "#version", "#versiona"), [["a", "b"], ["#version", "a"]], False),
+        (("a", "b", "ab"), ["a b"], False),  # as older files have them
+        (("a", "b"), [], False),
+    ],
+)
+def test_merges_that_are_written_shorter_are_the_same_merges(
+    vocab: tuple[str, ...], merges: list[Any], shorter: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = file({"type": "BPE", "vocab": {text: id_ for id_, text in enumerate(vocab)}, "merges": merges})
+    given: list[str] = []
+    made = tokenizers.Tokenizer.from_str
+
+    def watched(text: str) -> tokenizers.Tokenizer:
+        given.append(text)
+        return made(text)
+
+    monkeypatch.setattr(
+        tokenizer_library, "tokenizers", SimpleNamespace(Tokenizer=SimpleNamespace(from_str=watched))
+    )
+    found = tokenizer_library.read_tokenizer(data, origin="t.json")
+    assert found.to_str() == made(data.decode()).to_str()
+    assert (json.loads(given[0])["model"]["merges"] != merges) is shorter
+
+
+@pytest.mark.parametrize(
+    "merges", [[["a", 1]], [["a"]], [["a", "b", "c"]], [["a", "b"], "ab"], [None], ["ab"]]
+)
+def test_merges_that_are_none_are_left_to_the_library(merges: list[Any]) -> None:
+    with pytest.raises(ArtifactError, match=r"t\.json is not a usable tokenizer\.json"):
+        read(file({**BPE, "merges": merges}))

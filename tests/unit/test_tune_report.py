@@ -29,9 +29,9 @@ def test_scenarios_are_prompts_and_answers_of_each_number_of_streams() -> None:
     assert work.weights("balance") == dict.fromkeys(NAMES, 1.0)
     assert work.weights("answers") == dict(zip(NAMES, (1.0, 3.0, 1.0, 3.0), strict=True))
     assert work.weights("prompts") == dict(zip(NAMES, (3.0, 1.0, 3.0, 1.0), strict=True))
-    # While the prompts of eight streams are taken, two steps each, those before them go on answering.
-    assert {test.generated_tokens for test in work.tests} == {32 + 8 * 2}
-    assert (work.longest, work.slots) == (512 + 48, 8)
+    # While the prompts of eight streams are taken, up to four steps each, those before them go on answering.
+    assert {test.generated_tokens for test in work.tests} == {32 + 8 * 4}
+    assert (work.longest, work.slots) == (512 + 64, 8)
 
 
 def test_a_short_context_takes_shorter_prompts_unless_their_length_is_asked_for() -> None:
@@ -90,7 +90,7 @@ def report() -> TuneReport:
         found.add(one)
     return TuneReport(
         source="a.gguf", complete=True, chosen="fast", default="cpu", recipe=None, artifact=None,
-        command="llorch tune a.gguf", export=None, oracle="itself", positions=64, host=HOST,
+        command="llorch tune a.gguf", export=None, serve=None, oracle="itself", positions=64, host=HOST,
         software=("llorch 0.1.0",), max_kl=0.01, memory_mib=None, prefer="balance", seconds=9.0,
         round_noise=found.round_noise(), tried=tried(found),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -197,6 +197,20 @@ def test_what_fails_is_left_out_with_its_reason_and_the_others_go_on() -> None:
     found = search(Table("broken good"), Played(truth, failing=frozenset({"broken"}))).run()
     assert best(found) == "good"
     assert found.of(candidate("broken")).problem == "killed"
+
+
+def test_an_artifact_is_kept_while_it_serves_another_candidate_that_may_win(tmp_path: Path) -> None:
+    slow = candidate("a")
+    fast = replace(slow, label="a, prompts 512 tokens at a time", prefill_chunk=512)
+    truth = DEFAULT | {slow.label: (80.0, 0.005, 500.0), fast.label: (150.0, 0.005, 500.0)}
+    table, played = Table(""), Played(truth)
+    table.named = lambda: [slow, fast]  # type: ignore[method-assign]
+    measurer = JournaledMeasurer(played, Journal(tmp_path / "journal"))
+    limits = Limits(Bounds(0.01), WEIGHTS, 1e6)
+    found = Search(table, measurer, limits, lambda: played.now, lambda one, all_: None).run()
+    assert best(found) == fast.label
+    assert played.judged == ["default", "a"]  # one artifact is looked at once
+    assert played.forgotten == []
 
 
 def test_without_the_default_nothing_can_be_compared() -> None:

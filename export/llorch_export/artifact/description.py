@@ -38,7 +38,7 @@ from llorch_serve.files.text import writable
 
 GRAPH_FILE: Final = "model.onnx"
 TOKENIZER_FILE: Final = "tokenizer.json"
-GRAPH_REVISION: Final = 4  # raised when the same source and recipe give another graph
+GRAPH_REVISION: Final = 5  # raised when the same source and recipe give another graph
 
 Progress = Callable[[str, int, int], None]
 """Told (phase, bytes done since the last call, total bytes of the phase)."""

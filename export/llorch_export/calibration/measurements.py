@@ -154,7 +154,7 @@ def measured_moments(recipe: Recipe) -> tuple[str, ...]:
     """
     defaults = {recipe.precision, recipe.head_precision}
     quantizers = {rule.quantizer for rule in recipe.rules} | (
-        {recipe.quantizer} if "int4" in defaults else set()
+        {recipe.quantizer} if defaults & {"int4", "int8"} else set()
     )
     return ("--quantizer gptq",) if "gptq" in quantizers else ()
 

@@ -12,8 +12,7 @@ from llorch_serve.artifact.manifest import Activations, Precision, Quantizer, Re
 
 EMBEDDING: Final = "model.embed_tokens"
 HEAD: Final = "lm_head"
-WITH_ZERO_POINTS: Final[tuple[Quantizer, ...]] = ("affine", "gptq", "hqq")
-"""Quantizers that give each block of 4-bit codes a zero point of its own."""
+_WITH_ZERO_POINTS: Final[tuple[Quantizer, ...]] = ("affine", "gptq", "hqq")
 
 NORM_READERS: Final = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Linear layers whose input is an RMS norm's output, so that its size is known beforehand."""
@@ -35,7 +34,8 @@ row: one scale a token. quarters: one for each quarter of a token's channels. st
 class ModuleFormat:
     """The format of one matrix.
 
-    block_size: None where the precision has no blocks, or the file's own. quantizer: None but for 4 bits.
+    block_size: None where the precision has no blocks, or the file's own. quantizer: of 4 bits, or ``gptq``
+        of 8; None: round to nearest, or no blocks.
     activations: of per-channel int8 matrices, how their input is rounded; None: of all others.
     """
 
@@ -44,6 +44,11 @@ class ModuleFormat:
     quantizer: Quantizer | None
     scale_type: ScaleType
     activations: PerChannelActivations | None = None
+
+    @property
+    def zero_points(self) -> bool:
+        """Whether each block has a zero point of its own: 4-bit codes are few enough to gain by it."""
+        return self.precision == "int4" and self.quantizer in _WITH_ZERO_POINTS
 
 
 _EXPERT: Final = ".mlp.experts."
@@ -84,8 +89,19 @@ def default_format(recipe: Recipe, module: str) -> ModuleFormat:
         activations = default_activations(recipe, module)
         if activations is not None:
             return ModuleFormat("int8", None, None, "float32", activations)
-    quantizer = recipe.quantizer if precision == "int4" else None
-    return ModuleFormat(precision, fine or recipe.block_size, quantizer, recipe.scale_type)
+    return ModuleFormat(
+        precision, fine or recipe.block_size, block_quantizer(recipe, precision), recipe.scale_type
+    )
+
+
+def block_quantizer(recipe: Recipe, precision: Precision) -> Quantizer | None:
+    """Return how blocks get scales: those of 8 bits beside others of 4 are rounded to nearest, since what
+    those cost hides what error feedback would gain here.
+    """
+    if precision == "int4":
+        return recipe.quantizer
+    few = "int4" in (recipe.precision, recipe.head_precision)
+    return "gptq" if recipe.quantizer == "gptq" and not few else None
 
 
 def default_activations(recipe: Recipe, module: str) -> PerChannelActivations | None:

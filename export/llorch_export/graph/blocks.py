@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from llorch_export.checkpoint.base import CHUNK_ELEMENTS
 from llorch_export.checkpoint.codes import Codes
-from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
+from llorch_export.formats.module import ModuleFormat
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.builder import GraphBuilder
 from llorch_export.graph.folded import widened_blocks
@@ -79,7 +79,7 @@ def block_weight(
     return _plan(
         b,
         name,
-        BlockForm(BITS[precision], form.block_size, zero_points=form.quantizer in WITH_ZERO_POINTS),
+        BlockForm(BITS[precision], form.block_size, zero_points=form.zero_points),
         rows,
         columns,
         lambda: quantised_chunks(b, name, weights, form),
@@ -185,7 +185,14 @@ def quantised(weight: Matrix, form: ModuleFormat, factor: Matrix | None = None) 
         return quantize_nearest(weight, bits=bits, block_size=block_size, scale_type=scale_type)
     if form.quantizer == "gptq":
         assert factor is not None
-        return quantize_feedback(weight, factor, bits=bits, block_size=block_size, scale_type=scale_type)
+        return quantize_feedback(
+            weight,
+            factor,
+            bits=bits,
+            block_size=block_size,
+            zero_points=form.zero_points,
+            scale_type=scale_type,
+        )
     if form.quantizer == "hqq":
         return quantize_blocks(
             weight,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from llorch_export.formats.module import WITH_ZERO_POINTS, ModuleFormat
+from llorch_export.formats.module import ModuleFormat
 from llorch_export.formats.precisions import BITS
 from llorch_export.formats.targets import BlockForm
 from llorch_export.graph.blocks import SCALE_TYPES, input_error_factor, quantised
@@ -43,7 +43,7 @@ def dequantized_matrix(b: GraphBuilder, name: str, weights: Sequence[str], form:
         raise ArtifactError(
             f"{name} has {outputs} outputs; 4-bit codes of this target are stored in pairs, so export at int8"
         )
-    affine = bits == 4 and form.quantizer in WITH_ZERO_POINTS
+    affine = form.zero_points
     blocks = block_count(inputs, block_size)
     codes_type = ir.DataType.INT8 if bits == 8 else ir.DataType.UINT4 if affine else ir.DataType.INT4
     scales_name, scale_type = f"{name}.scales.stored", SCALE_TYPES[form.scale_type]

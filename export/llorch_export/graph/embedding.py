@@ -124,7 +124,8 @@ def _product(b: GraphBuilder, x: ir.Value, embedding: Table | None, *, name: str
 def _table(b: GraphBuilder, module: str) -> Table:
     weight, form = f"{module}.weight", b.formats.of(module)
     if form.quantizer == "gptq" and module == EMBEDDING and not b.config.tie_word_embeddings:
-        form = replace(form, quantizer="affine")  # rows are looked up, so no input's columns move together
+        # Rows are looked up, so no input's columns move together.
+        form = replace(form, quantizer="affine" if form.precision == "int4" else None)
     found = block_weight(b, module, [weight], form)
     if found is not None:
         return found

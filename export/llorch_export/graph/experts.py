@@ -21,7 +21,6 @@ import onnx_ir as ir
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.expert_names import PARTS, expert_module
 from llorch_export.formats.experts import layer_format
-from llorch_export.formats.module import WITH_ZERO_POINTS
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.blocks import SCALE_TYPES, carried_chunks, coded_chunks, quantised_chunks
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
@@ -197,7 +196,7 @@ def _block_form(b: GraphBuilder, prefix: str, kind: ExpertsConfig) -> _Stored | 
             "blocks of experts are found without error feedback (affine in place of gptq), since each expert "
             "sees only some of a text's tokens"
         ] = None
-    blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=form.quantizer in WITH_ZERO_POINTS)
+    blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=form.zero_points)
     return _Stored(
         blocks, form.scale_type, lambda weight: quantised_chunks(b, _module(weight), [weight], form)
     )

@@ -3,7 +3,8 @@
 After GPTQ (Frantar et al. 2022). With ``H`` the mean of ``x x^T`` over inputs ``x`` of the layer, the error
 of a row's output is ``e H e^T``. Columns are rounded from the first to the last; the error of one is spread
 over those after it in the way that adds least to the output's, which a Cholesky factor of ``H``'s inverse
-says. Scales and zero points of a block are searched when its turn comes, on the weights as they have become.
+says. Scales of a block, and zero points where it has one, are found when its turn comes, on the weights as
+they have become.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from llorch_export.quantize.layout import (
     pack,
     reciprocal,
 )
+from llorch_export.quantize.nearest import nearest_scales
 from llorch_export.quantize.search import searched
 from llorch_serve.artifact.manifest import ScaleType
 
@@ -73,11 +75,19 @@ def _upper_inverse(upper: Doubles) -> Doubles:
 
 
 def quantize_feedback(
-    weight: Matrix, factor: Matrix, *, bits: int, block_size: int, scale_type: ScaleType = "float32"
+    weight: Matrix,
+    factor: Matrix,
+    *,
+    bits: int,
+    block_size: int,
+    zero_points: bool = True,
+    scale_type: ScaleType = "float32",
 ) -> Blocks:
-    """Quantise ``weight`` [rows, K] with a zero point for each block; rows are independent of each other.
+    """Quantise ``weight`` [rows, K]; rows are independent of each other.
 
-    factor: [K, K], of the layer's inputs, see :func:`error_factor`.
+    factor: [K, K], of the layer's inputs, see :func:`error_factor`. zero_points: whether each block has one
+        of its own, which are searched with the scales; otherwise all are ``2 ** (bits - 1)``, and a block's
+        largest magnitude gives its scale.
     """
     rows, columns = weight.shape
     blocks = block_count(columns, block_size)
@@ -87,16 +97,23 @@ def quantize_feedback(
     for block in range(blocks):
         start, stop = block * block_size, min((block + 1) * block_size, columns)
         found = grouped(np.ascontiguousarray(left[start:stop].T), block_size)
-        scale, zero = (
-            array[:, 0] for array in searched(found, bits, zero_points=True, scale_type=scale_type)
-        )
+        scale, zero = (array[:, 0] for array in _scaled(found, bits, zero_points, scale_type))
         scales[:, block], zeros[:, block] = scale, zero
         span = slice(start, stop)
         errors = _round(left[span], codes[span], factor[span, span], scale, zero, bits)
         codes[stop : start + block_size] = zero  # padding stands for zero
         left[stop:] -= factor[span, stop:].T @ errors
     packed = pack(np.ascontiguousarray(codes.T).reshape(rows, blocks, block_size), bits)
-    return Blocks(packed, scales.astype(SCALE_DTYPES[scale_type]), pack(zeros, bits))
+    kept = pack(zeros, bits) if zero_points else None
+    return Blocks(packed, scales.astype(SCALE_DTYPES[scale_type]), kept)
+
+
+def _scaled(block: Matrix, bits: int, zero_points: bool, scale_type: ScaleType) -> tuple[Matrix, Matrix]:
+    """Return scales and zero points [rows, blocks] of blocks [rows, blocks, block_size]."""
+    if zero_points:
+        return searched(block, bits, zero_points=True, scale_type=scale_type)
+    scales = nearest_scales(block, bits, scale_type)
+    return scales, np.full_like(scales, 2 ** (bits - 1))
 
 
 def _round(

@@ -23,7 +23,7 @@ from llorch_export.recipes.storage_defaults import (
     ROTATION_SEED,
     TRANSFORMS,
 )
-from llorch_serve.artifact.manifest import Recipe, ScaleType
+from llorch_serve.artifact.manifest import Quantizer, Recipe, ScaleType
 
 
 def base_recipe(options: ExportOptions) -> Recipe:
@@ -85,9 +85,17 @@ def _stored(settled: SettledOptions) -> Recipe:
                 block_size=settled.block_size,
                 fine_block_size=None if fine == settled.block_size else fine,
                 accuracy_level=_accuracy_level(settled),
-                quantizer=(settled.options.quantizer or DEFAULT_QUANTIZER) if settled.has_int4 else None,
+                quantizer=_quantizer(settled),
                 scale_type=_scale_type(settled),
             )
+
+
+def _quantizer(settled: SettledOptions) -> Quantizer | None:
+    """Return how blocks get scales. Where all have 8 bits, None is round to nearest, said or not."""
+    asked = settled.options.quantizer
+    if settled.has_int4:
+        return asked or DEFAULT_QUANTIZER
+    return "gptq" if asked == "gptq" else None
 
 
 def _accuracy_level(settled: SettledOptions) -> Literal[0, 4] | None:

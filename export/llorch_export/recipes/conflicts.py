@@ -270,10 +270,12 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
     Conflict(
         "quantizer",
         ("precision", "head_precision", "rules"),
-        lambda s: s.storage is Storage.BLOCKS and s.options.quantizer is not None and not s.has_int4,
         lambda s: (
-            f"--quantizer {s.options.quantizer} has no effect without 4-bit weights; leave it out or choose "
-            f"int4"
+            s.storage is Storage.BLOCKS and s.options.quantizer not in (None, "gptq") and not s.has_int4
+        ),
+        lambda s: (
+            f"--quantizer {s.options.quantizer} has no effect without 4-bit weights; leave it out, or choose "
+            "int4 or gptq"
         ),
     ),
     Conflict(

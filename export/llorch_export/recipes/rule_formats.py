@@ -11,6 +11,7 @@ from llorch_export.formats.module import (
     NOT_MEASURED,
     ModuleFormat,
     PerChannelActivations,
+    block_quantizer,
     default_format,
     is_expert,
     per_channel,
@@ -21,8 +22,9 @@ from llorch_export.recipes.storage_defaults import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_QUANTIZER,
     DEFAULT_SCALE_TYPE,
+    EIGHT_BIT_QUANTIZERS,
 )
-from llorch_serve.artifact.manifest import Precision, Recipe
+from llorch_serve.artifact.manifest import Precision, Quantizer, Recipe
 from llorch_serve.errors import UsageError
 
 
@@ -49,9 +51,10 @@ def ruled_format(recipe: Recipe, rule: Rule, module: str, *, shared_table: bool)
     if precision not in BITS:
         _refuse_block_settings(rule, f"at precision {precision}; leave it out")
         return ModuleFormat(precision, None, None, "float32")
-    if precision != "int4" and rule.quantizer is not None:
+    if precision == "int8" and rule.quantizer not in (None, *EIGHT_BIT_QUANTIZERS):
         raise UsageError(
-            f"{rule.label}: quantizer has no effect at precision {precision}; leave it out or choose int4"
+            f"{rule.label}: quantizer {rule.quantizer} is for 4 bits, and the rule gives {module} 8; choose "
+            f"{' or '.join(EIGHT_BIT_QUANTIZERS)}, or leave it out"
         )
     same = precision == default.precision
     half = recipe.compute_type != "float32"
@@ -62,17 +65,23 @@ def ruled_format(recipe: Recipe, rule: Rule, module: str, *, shared_table: bool)
             "which scales are then rounded to; leave it out"
         )
     own = recipe.scale_type if half or recipe.block_size is not None else DEFAULT_SCALE_TYPE[precision]
-    quantizer = rule.quantizer or recipe.quantizer or DEFAULT_QUANTIZER
-    if quantizer == "gptq" and is_expert(module):
-        quantizer = NOT_MEASURED
     return ModuleFormat(
         precision,
         rule.block_size
         or (same and (default.block_size or recipe.block_size))
         or DEFAULT_BLOCK_SIZE[precision],
-        quantizer if precision == "int4" else None,
+        _quantizer(recipe, rule, module, precision),
         rule.scale_type or own,
     )
+
+
+def _quantizer(recipe: Recipe, rule: Rule, module: str, precision: Precision) -> Quantizer | None:
+    """Return how the module's blocks get scales; of 8 bits, None is round to nearest."""
+    if precision == "int8":
+        found = rule.quantizer or block_quantizer(recipe, precision)
+        return "gptq" if found == "gptq" and not is_expert(module) else None
+    found = rule.quantizer or recipe.quantizer or DEFAULT_QUANTIZER
+    return NOT_MEASURED if found == "gptq" and is_expert(module) else found
 
 
 def _refuse_block_settings(rule: Rule, why: str) -> None:

@@ -49,6 +49,11 @@ DEFAULT_QUANTIZER: Final[Quantizer] = "affine"
 fifth off the divergence.
 """
 
+EIGHT_BIT_QUANTIZERS: Final[tuple[Quantizer, ...]] = ("nearest", "gptq")
+"""Of 8-bit blocks: round to nearest, the default, and error feedback. Searching a range or a zero point gains
+nothing that so many codes would show.
+"""
+
 DEFAULT_SCALE_TYPE: Final[dict[Precision, ScaleType]] = {"int8": "float32", "int4": "bfloat16"}
 """Halving the scales saves half a bit a weight at block 32; 4-bit codes do not show their rounding, 8-bit
 ones do.

@@ -145,7 +145,8 @@ class WeightFlags(FlagGroup, frozen=True):
             "and columns make up for each other's errors "
             "on a text (--calibration); hqq: zero points that keep most errors small and a few large. "
             "Default: gptq on a text that "
-            "comes with llorch up to half a billion parameters, affine beyond.",
+            "comes with llorch up to half a billion parameters, affine beyond. 8-bit blocks are "
+            "nearest, or gptq where that is said.",
             show_default=False,
         ),
     ] = None

@@ -170,12 +170,13 @@ def _finish(tuning: Tuning, png: Path | None, *, as_json: bool) -> None:
     if report.chosen is None:
         _show(report, as_json=as_json)
         raise ResourceError(_nothing(report))
-    path, command = tuning.keep(report)
+    path, command, serve = tuning.keep(report)
     say(f"{path} is the recipe; export by it with: {command}")
+    say(f"and serve it as it was measured with: {serve}")
     result = tuning.export()
     tuning.clean()
     folder = None if result is None else str(result.artifact.folder)
-    report = replace(report, recipe=str(path), artifact=folder, export=command)
+    report = replace(report, recipe=str(path), artifact=folder, export=command, serve=serve)
     _show(report, as_json=as_json)
     if png is not None:
         _draw(report, png)

@@ -1,9 +1,10 @@
 """The recipes that are tried: those that are shipped, and steps away from any of them.
 
 A step changes one thing of a recipe (a key of ``[defaults]``, or all rules) to a value that another shipped
-recipe has, or that stands next to it in the exporter's own tables. So what comes into those tables is tried
-without a word here. What a step means for the model is resolved without reading a weight; steps that are
-refused, or that come to a recipe that is known already, are left out.
+recipe has, or that stands next to it in the exporter's own tables, or the most prompt tokens that a worker
+takes into one step. So what comes into those tables is tried without a word here. What a step means for the
+model is resolved without reading a weight; steps that are refused, or that come to a recipe that is known
+already, are left out.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ from llorch_export.recipes.storage_defaults import BLOCK_SIZES, TRANSFORMS
 from llorch_export.recipes.written import recipe_text
 from llorch_export.resolved import check_source, resolve, with_packed_defaults
 from llorch_serve.artifact.manifest import Activations, KvDtype, Recipe, TransformName
+from llorch_serve.config import DEFAULT_PREFILL_CHUNK
 from llorch_serve.errors import UsageError
 
 _BYTE_PRODUCTS: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
 """CPU features with which products of bytes are exact and fast; without any of them the runtime multiplies
 per-channel int8 by its slow, exact kernels.
 """
+
+PREFILL_CHUNKS: Final = (128, DEFAULT_PREFILL_CHUNK, 512)
+"""Most prompt tokens in one step that are tried."""
 
 _CACHES: Final[tuple[KvDtype, ...]] = ("int8", "float32")  # the CPU's graphs have no others
 
@@ -41,15 +46,23 @@ class Candidate:
     """A recipe to try.
 
     label: unlike every other's. limit: the divergence in nats that recipes of its kind may have; a guess of
-    how far it is, before it is measured.
+    how far it is, before it is measured. prefill_chunk: most prompt tokens in one step, which is the worker's
+    to know and in no artifact.
     """
 
     label: str
     recipe: RecipeFile
     limit: float = 0.0
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
 
     @property
     def key(self) -> str:
+        """Names what is run: an artifact, and how many prompt tokens at a time."""
+        usual = self.prefill_chunk == DEFAULT_PREFILL_CHUNK
+        return self.artifact_key if usual else f"{self.artifact_key}-{self.prefill_chunk}"
+
+    @property
+    def artifact_key(self) -> str:
         """Names what is exported: the same for recipes that say the same in the same words."""
         plain = replace(self.recipe, description="", defaults=replace(self.recipe.defaults, kl_limit=None))
         return hashlib.sha256(recipe_text(plain).encode()).hexdigest()[:16]
@@ -57,23 +70,28 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One change of a recipe. words: what follows the recipe's name in the label."""
+    """One change of a recipe, or of the worker's ``prefill_chunk`` (None: none). words: what follows the
+    recipe's name in the label.
+    """
 
     words: str
     recipe: RecipeFile
+    prefill_chunk: int | None = None
 
 
 class Candidates:
     """Gives every recipe once, whoever asks.
 
     checkpoint: only its headers are read. features: of this CPU, as ``llorch doctor`` names them.
+    prompt_tokens: of each prompt that is run; steps of more tokens than that change nothing.
     """
 
-    def __init__(self, checkpoint: Checkpoint, features: Iterable[str]) -> None:
+    def __init__(self, checkpoint: Checkpoint, features: Iterable[str], prompt_tokens: int) -> None:
         self._checkpoint = checkpoint
+        self._prompt_tokens = prompt_tokens
         self._fast_bytes = not _BYTE_PRODUCTS.isdisjoint(features)
         self._shipped = {name: load_recipe(name) for name in shipped_recipes()}
-        self._known: set[bytes] = set()
+        self._known: set[tuple[bytes, int]] = set()
         name = default_recipe(checkpoint.config)
         self.default = Candidate(name, self._shipped[name])
         self._is_new(self.default.recipe)
@@ -99,16 +117,17 @@ class Candidates:
 
     def steps(self, start: Candidate) -> list[Candidate]:
         """Return what is one step away from a recipe and was not given before."""
-        self._is_new(start.recipe)  # a step that changes nothing is none
+        self._is_new(start.recipe, start.prefill_chunk)  # a step that changes nothing is none
         found = []
         for step in self._all_steps(start.recipe):
-            recipe = self._with_text(step.recipe)
-            if recipe is not None and self._is_new(recipe):
-                found.append(Candidate(f"{start.label}, {step.words}", recipe))
+            recipe, chunk = self._with_text(step.recipe), step.prefill_chunk or start.prefill_chunk
+            if recipe is not None and self._is_new(recipe, chunk):
+                found.append(Candidate(f"{start.label}, {step.words}", recipe, prefill_chunk=chunk))
         return found
 
     def _all_steps(self, start: RecipeFile) -> Iterator[_Step]:
         yield from self._prompt_steps(start)
+        yield from self._chunk_steps(start)
         yield from self._cache_steps(start)
         yield from self._rule_steps(start)
         yield from self._activation_steps(start)
@@ -120,6 +139,10 @@ class Candidates:
         for name in (None, *self.prompt_recipes):
             if name is None or self._fast_bytes:
                 yield _Step(f"prompts by {name}" if name else "one graph", _with(start, prefill=name))
+
+    def _chunk_steps(self, start: RecipeFile) -> Iterator[_Step]:
+        for size in PREFILL_CHUNKS:
+            yield _Step(f"prompts {size} tokens at a time", start, size)
 
     def _cache_steps(self, start: RecipeFile) -> Iterator[_Step]:
         for dtype in _CACHES:
@@ -171,14 +194,14 @@ class Candidates:
                 return found
         return None
 
-    def _is_new(self, recipe: RecipeFile) -> bool:
+    def _is_new(self, recipe: RecipeFile, prefill_chunk: int = DEFAULT_PREFILL_CHUNK) -> bool:
         """Tell whether the recipe fits the model and comes to something that none before it came to."""
         resolved = self._resolved(recipe)
         if resolved is None:
             return False
         first, prompts, chosen = resolved
         plain = [msgspec.structs.replace(one, kl_limit=1.0) for one in (first, prompts) if one is not None]
-        meaning = msgspec.json.encode([plain, chosen])
+        meaning = msgspec.json.encode([plain, chosen]), min(prefill_chunk, self._prompt_tokens)
         if meaning in self._known:
             return False
         self._known.add(meaning)

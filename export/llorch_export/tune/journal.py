@@ -26,7 +26,7 @@ _MAX_BYTES: Final = 2**26
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A candidate was looked at."""
+    """An artifact was looked at. candidate: what names it."""
 
     candidate: str
     judgement: Judgement
@@ -94,12 +94,13 @@ class JournaledMeasurer:
 
     def judge(self, candidate: Candidate) -> Judgement:
         """See :class:`llorch_export.tune.search.Measurer`."""
-        known = self._judged.get(candidate.key)
+        known = self._judged.get(candidate.artifact_key)
         if known is not None:
             return known
         found = self._inner.judge(candidate)
         if found.problem is None:
-            self._journal.add(Judged(candidate=candidate.key, judgement=found))
+            self._judged[candidate.artifact_key] = found
+            self._journal.add(Judged(candidate=candidate.artifact_key, judgement=found))
         return found
 
     def race(self, entrants: Sequence[Candidate], rounds: int) -> list[Lap]:

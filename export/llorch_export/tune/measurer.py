@@ -96,7 +96,7 @@ class MachineMeasurer:
         shutil.rmtree(self._place(candidate), ignore_errors=True)
 
     def _place(self, candidate: Candidate) -> Path:
-        return self._folder / candidate.key
+        return self._folder / candidate.artifact_key
 
     def _run(
         self,
@@ -109,6 +109,7 @@ class MachineMeasurer:
             PlannedEntry(one.label, ProviderChoice(), sys.executable, self._place(one)) for one in candidates
         ]
         session = SessionConfig(slots=self._work.slots)
+        chunks = {one.label: one.prefill_chunk for one in candidates}
         plan = Plan(
             tests=tests,
             longest=self._work.longest,
@@ -116,7 +117,7 @@ class MachineMeasurer:
             prompt_ids=None,
             tokenizer=None,
             reference=None if reference is None else str(reference.resolve()),
-            settings=lambda one: Settings.of(session),
+            settings=lambda one: Settings.of(session, chunks[one.label]),
         )
         return compare(wanted, plan, lambda one: EntryProcess(one.python, lambda line: None), lambda: None)
 

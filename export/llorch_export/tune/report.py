@@ -19,6 +19,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """One recipe.
 
     prefill_kl, decode_kl: of each graph, where prompts have one of their own; ``kl`` is the larger.
+    prefill_chunk: most prompt tokens in one step.
     speeds: medians in tokens/s. rounds: counted ones. ratio: to the default's speed, by turns; margin: what
     may be noise, as a part of it; None where that is not known, and of the default.
     frontier: no other recipe is as fast, as small and as near.
@@ -26,6 +27,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     label: str
+    prefill_chunk: int
     kl: float | None
     top1: float | None
     prefill_kl: float | None
@@ -44,8 +46,10 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """What ``llorch tune --json`` prints.
 
     complete: false where it was interrupted. chosen: label of the recipe to keep; None: no recipe keeps the
-    bounds. recipe, artifact: where they were written, if they were. oracle: what divergence is measured from,
-    over ``positions`` tokens. round_noise: the standard deviation of one round's ratio, as a part of it.
+    bounds. recipe, artifact: where they were written, if they were. export, serve: the commands that export
+    by the recipe, and that serve what is exported as it was measured. oracle: what divergence is measured
+    from, over ``positions`` tokens. round_noise: the standard deviation of one round's ratio, as a part of
+    it.
     """
 
     source: str
@@ -56,6 +60,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     artifact: str | None
     command: str
     export: str | None
+    serve: str | None
     oracle: str
     positions: int
     host: Host
@@ -82,6 +87,7 @@ def _tried(standing: Standing, found: Standings, *, on_it: bool) -> Tried:
     score = found.score(standing) if known else None
     return Tried(
         label=standing.candidate.label,
+        prefill_chunk=standing.candidate.prefill_chunk,
         kl=None if fidelity is None else fidelity.kl,
         top1=None if fidelity is None else fidelity.top1,
         prefill_kl=None if fidelity is None else fidelity.prefill_kl,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from llorch_export.tune.candidates import PREFILL_CHUNKS
 from llorch_export.tune.standing import Lap, Scenario
 from llorch_serve.bench.offline import longest, plan_tests
 from llorch_serve.bench.schema import Entry, OfflineTest
-from llorch_serve.config import DEFAULT_PREFILL_CHUNK
 from llorch_serve.errors import UsageError
 
 Prefer = Literal["balance", "prompts", "answers"]
@@ -33,6 +33,11 @@ class Scenarios:
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return longest(self.tests)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of each prompt."""
+        return max(test.prompt_tokens for test in self.tests)
 
     @property
     def slots(self) -> int:
@@ -92,7 +97,7 @@ def _answer_tokens(streams: int, prompt: int) -> int:
     """Return how many tokens each stream generates: while prompts of others are taken, some at a time, those
     before them go on answering, and only what comes after the last has begun is counted.
     """
-    return _ANSWER + streams * math.ceil(prompt / DEFAULT_PREFILL_CHUNK)
+    return _ANSWER + streams * math.ceil(prompt / min(PREFILL_CHUNKS))
 
 
 def _name(work: str, test: OfflineTest) -> Scenario:

@@ -213,7 +213,9 @@ class Search:
 
     def _leave(self, standing: Standing) -> None:
         self._tell(standing, self._found)
-        self._measurer.forget(standing.candidate)
+        key = standing.candidate.artifact_key
+        if all(one.lost is not None or one.candidate.artifact_key != key for one in self._found.all()):
+            self._measurer.forget(standing.candidate)
 
 
 def _require(problem: str | None, default: Standing) -> None:

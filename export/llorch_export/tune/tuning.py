@@ -35,6 +35,7 @@ from llorch_export.tune.standing import Bounds, Standing
 from llorch_serve.artifact.lock import BeingWrittenError, exclusive
 from llorch_serve.bench.resources import look_at_host, software
 from llorch_serve.bench.schema import Host
+from llorch_serve.config import DEFAULT_PREFILL_CHUNK
 from llorch_serve.errors import ArtifactError, ResourceError, UsageError
 from llorch_serve.fidelity.reference_file import (
     ReferenceFile,
@@ -89,7 +90,7 @@ class Tuning:
         self._host = host
         self._say = say
         self._started = time.monotonic()
-        self._pool = Candidates(checkpoint, host.cpu_features)
+        self._pool = Candidates(checkpoint, host.cpu_features, work.prompt_tokens)
         base = ExportOptions(source=wish.source, output=Path(), embed="none")
         path = wish.reference or folder / "reference"
         machine = MachineMeasurer(base, folder / "artifacts", path, work, self._say)
@@ -126,6 +127,7 @@ class Tuning:
             artifact=None,
             command=wish.command,
             export=None,
+            serve=None,
             oracle=self._reference.header.oracle,
             positions=len(self._reference.header.token_ids),
             host=self._host,
@@ -138,8 +140,10 @@ class Tuning:
             tried=tried(found),
         )
 
-    def keep(self, report: TuneReport) -> tuple[Path, str]:
-        """Write the chosen recipe with its evidence; return the file, and the command that exports by it."""
+    def keep(self, report: TuneReport) -> tuple[Path, str, str]:
+        """Write the chosen recipe with its evidence; return the file, the command that exports by it, and the
+        one that serves what was exported as it was measured.
+        """
         found = self._search.found
         assert found is not None
         best = found.best()
@@ -150,7 +154,8 @@ class Tuning:
             ["llorch", "export", self._wish.source, "--recipe", str(path), "--output", str(output)]
         )
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        told = {**evidence(report, created), "export": command}
+        serve = serve_command(best, output)
+        told = {**evidence(report, created), "export": command, "serve": serve}
         text = recipe_text(kept_recipe(best, self._wish.bounds, self._host), told)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +164,7 @@ class Tuning:
             raise ResourceError(
                 f"{path} cannot be written ({error.strerror}); choose another --output"
             ) from error
-        return path, command
+        return path, command, serve
 
     def export(self) -> ExportResult | None:
         """Export the chosen recipe to the output, as its file does; None where there is no output."""
@@ -259,6 +264,13 @@ def _check_recipe(wish: Wish) -> None:
         raise UsageError(f"{path} is no file, and the recipe would go there; choose another --output")
     if not wish.force:
         raise UsageError(f"{path} is there already, and the recipe would go there; replace it with --force")
+
+
+def serve_command(best: Standing, output: Path) -> str:
+    """Return the command that serves an artifact as the recipe was measured."""
+    chunk = best.candidate.prefill_chunk
+    flags = [] if chunk == DEFAULT_PREFILL_CHUNK else ["--prefill-chunk", str(chunk)]
+    return shlex.join(["llorch", "serve", str(output), *flags])
 
 
 def kept_recipe(best: Standing, bounds: Bounds, host: Host) -> RecipeFile:

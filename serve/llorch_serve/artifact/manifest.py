@@ -344,8 +344,10 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     quantizer: how 4-bit blocks got their scales: ``nearest`` (from the largest magnitude), ``search`` (least
         squared error of the weights), ``affine`` (the same, with a zero point for each block), ``gptq``
         (affine, and columns make up for each other's errors on a calibration text), ``hqq`` (scales of the
-        range, zero points by half-quadratic splitting). 8-bit blocks are ``nearest``; an embedding that is no
-        head too has no such inputs, and is ``affine`` where the rest is ``gptq``.
+        range, zero points by half-quadratic splitting). 8-bit blocks have no zero points: they are
+        ``nearest``, or ``gptq`` where that is said and the recipe's layers and head have 8 bits. An embedding
+        that is no head too has no such inputs; where the rest is ``gptq`` it is ``affine`` in 4 bits and
+        ``nearest`` in 8.
     scale_type: how the scales are stored; the runtime computes with ones in ``compute_type`` either way.
     kl_limit: the divergence in nats beyond which ``llorch verify`` fails.
     rules: modules that the fields above do not hold for.

@@ -40,7 +40,7 @@ from llorch_serve.bench.protocol import (
 from llorch_serve.bench.resources import peak_rss_mib, software
 from llorch_serve.bench.schema import Energy, Entry, FidelityResult, Model, Problem, Share
 from llorch_serve.bench.workload import text_prompt
-from llorch_serve.config import EngineConfig, SessionConfig
+from llorch_serve.config import SessionConfig
 from llorch_serve.errors import LlorchError, UnsupportedError, UsageError
 from llorch_serve.fidelity.reference_file import divergence, read_reference
 from llorch_serve.loading.models import open_artifact
@@ -92,7 +92,7 @@ class Child:
         return Judged(fidelity=self._judge(question))
 
     def _open(self, ask: Open) -> Entry:
-        config = EngineConfig(session=ask.settings.config())
+        config = ask.settings.config()
         tokenizer = None if ask.tokenizer is None else Path(ask.tokenizer)
         started = time.perf_counter()
         worker = load_worker(Path(ask.folder), config, _report, tokenizer=tokenizer)

@@ -14,10 +14,14 @@ import msgspec
 
 from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.bench.schema import Entry, FidelityResult, OfflineTest, Problem
-from llorch_serve.config import SessionConfig, StageChoice
+from llorch_serve.config import DEFAULT_PREFILL_CHUNK, EngineConfig, SessionConfig, StageChoice
 from llorch_serve.providers import ProviderChoice
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 4
+"""Raised by every change of a message's fields: each end refuses fields that it does not know, and
+:class:`Ready` alone, which stays as it is, says which llorch is older. 2: stages. 3: shared weights.
+4: tokens of a prompt in a step.
+"""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -25,8 +29,12 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """:class:`llorch_serve.config.SessionConfig` as JSON can hold it."""
+    """:class:`llorch_serve.config.SessionConfig` as JSON can hold it.
 
+    prefill_chunk: of the engine, most prompt tokens in one step.
+    """
+
+    prefill_chunk: int
     threads: int | None
     slots: int
     max_context: int | None
@@ -43,10 +51,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stage_processes: bool
 
     @staticmethod
-    def of(config: SessionConfig) -> Settings:
+    def of(config: SessionConfig, prefill_chunk: int = DEFAULT_PREFILL_CHUNK) -> Settings:
         """Return the settings of a configuration."""
         choice = config.provider
         return Settings(
+            prefill_chunk=prefill_chunk,
             threads=config.threads,
             slots=config.slots,
             max_context=config.max_context,
@@ -63,10 +72,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             stage_processes=config.stages.processes,
         )
 
-    def config(self) -> SessionConfig:
-        """Return the configuration."""
+    def config(self) -> EngineConfig:
+        """Return the configuration of an engine, all else as it is by default."""
         library = None if self.library is None else Path(self.library)
-        return SessionConfig(
+        session = SessionConfig(
             threads=self.threads,
             slots=self.slots,
             max_context=self.max_context,
@@ -78,6 +87,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             provider=ProviderChoice(self.provider, self.options, library, self.allow_cpu_nodes),
             stages=StageChoice(self.stage_devices, self.stage_processes),
         )
+        return EngineConfig(session=session, prefill_chunk=self.prefill_chunk)
 
 
 class Open(_Message, frozen=True, kw_only=True):

@@ -6,18 +6,22 @@ So one call advances many sequences, as in host memory. The buffers are taken wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llorch_serve.artifact.manifest import KvLayout
 from llorch_serve.cache.device_buffers import ELEMENT_TYPES, DeviceBuffers
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.providers.device_memory import DeviceMemory
+from llorch_serve.providers.recording_turns import TURNS
 
 
 class SharedDeviceCache:
     """The buffers, [slots, kv_heads, capacity, head_dim] each, and edits of slots.
 
-    buffers: makes them. memory: the device's.
+    buffers: makes them. memory: the device's. ends: for each slot, how many of its positions may still be
+        read: those that the last call on it, copy or exchange left. What follows is written before it is
+        read.
     Raises ResourceError if the device has too little memory, ProviderError if it gave memory elsewhere.
     """
 
@@ -29,7 +33,8 @@ class SharedDeviceCache:
     ) -> None:
         self.kv = kv
         self.capacity = capacity
-        self._memory = memory
+        self.memory = memory
+        self.ends = [0] * capacity.slots
         self._buffers = buffers
         self._element = ELEMENT_TYPES[kv.dtype]
         self._position = kv.bytes_per_token // (2 * kv.layers * kv.kv_heads)
@@ -58,26 +63,35 @@ class SharedDeviceCache:
         """Copy the first ``tokens`` positions of one slot to another. Raises ProviderError if the device
         fails.
         """
-        for value in self._values:
-            start = value.data_ptr()
-            self._move(start + target * self._slot, start + source * self._slot, tokens)
-        self._memory.wait()
+        with TURNS.call():
+            for value in self._values:
+                start = value.data_ptr()
+                self._move(start + target * self._slot, start + source * self._slot, tokens)
+            self.memory.wait()
+        self.ends[target] = tokens
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         """Exchange the first ``tokens`` positions of two slots. Raises ProviderError if the device fails."""
         spare = self._spare.data_ptr()
-        for value in self._values:
-            one, other = (value.data_ptr() + slot * self._slot for slot in (first, second))
-            for target, source in ((spare, one), (one, other), (other, spare)):
-                self._move(target, source, tokens)
-        self._memory.wait()
+        with TURNS.call():
+            for value in self._values:
+                one, other = (value.data_ptr() + slot * self._slot for slot in (first, second))
+                for target, source in ((spare, one), (one, other), (other, spare)):
+                    self._move(target, source, tokens)
+            self.memory.wait()
+        self.ends[first], self.ends[second] = self.ends[second], self.ends[first]
 
     def release(self, slot: int, keep: int) -> None:
-        """Nothing is given back: the buffers are whole."""
+        """Nothing is given back, as the buffers are whole; what follows ``keep`` is not read again."""
+        self.ends[slot] = min(self.ends[slot], keep)
+
+    def written(self, first: int, lengths: Sequence[int]) -> None:
+        """Take note that calls have written neighbouring slots up to these lengths."""
+        self.ends[first : first + len(lengths)] = lengths
 
     def _move(self, target: int, source: int, tokens: int) -> None:
         width = tokens * self._position
-        self._memory.copy(target, source, rows=self.kv.kv_heads, width=width, pitch=self._head)
+        self.memory.copy(target, source, rows=self.kv.kv_heads, width=width, pitch=self._head)
 
     def _make(self, slots: int) -> Any:
         size = self.capacity.reserved_bytes / 2**20

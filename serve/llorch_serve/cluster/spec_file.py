@@ -15,7 +15,6 @@ import msgspec
 
 from llorch_serve.artifact.manifest import KvDtype
 from llorch_serve.calls.trace_endpoint import check_endpoint
-from llorch_serve.chat.parsing.registry import AUTO
 from llorch_serve.cluster.settings import ReplicaSettings
 from llorch_serve.cluster.spec import (
     MOST_SLOTS,
@@ -29,7 +28,7 @@ from llorch_serve.cluster.spec import (
 )
 from llorch_serve.cluster.stage_table import read_stages
 from llorch_serve.cluster.tables import Problems
-from llorch_serve.config import CacheSharing, EngineConfig, SessionConfig, read_names, read_size
+from llorch_serve.config import AUTO, CacheSharing, EngineConfig, SessionConfig, read_names, read_size
 from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.hub.reference import parse_reference
 from llorch_serve.providers import ProviderChoice

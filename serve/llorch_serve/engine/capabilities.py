@@ -21,6 +21,7 @@ class Capabilities:
     prompt_logits: logits can be had for any position of a prompt; else for the last one of a call.
     prefix_reuse: a sequence may start from part of what a slot holds.
     drafts: several tokens of a running sequence may be checked in one call, with logits for each.
+    greedy_decode: the most likely next tokens can be had without their logits.
     separate_prompts: prompts run on another graph than running sequences do.
     attention_crossover: see :func:`llorch_serve.engine.chunking.attention_crossover`; None: not known.
     """
@@ -32,6 +33,7 @@ class Capabilities:
     prompt_logits: bool = True
     prefix_reuse: bool = True
     drafts: bool = True
+    greedy_decode: bool = False
     separate_prompts: bool = False
     attention_crossover: int | None = None
 

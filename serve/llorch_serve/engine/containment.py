@@ -24,7 +24,7 @@ from llorch_serve.engine.plan import (
     StepPlan,
     VerifyChunk,
 )
-from llorch_serve.engine.runner import Logits, Session, apply_edit, run
+from llorch_serve.engine.runner import Chosen, Logits, Session, apply_edit, run
 from llorch_serve.engine.sequence import Sequence
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError, ResourceError
 from llorch_serve.sampling.logprobs import score_token
@@ -58,19 +58,22 @@ def make_edits(session: Session, plan: StepPlan) -> Failure | None:
     return None
 
 
-def make_call(session: Session, plan: StepPlan) -> Logits | Failure:
-    """Make a plan's call; return the logits of :func:`llorch_serve.engine.runner.run`."""
+def make_call(session: Session, plan: StepPlan) -> Logits | Chosen | Failure:
+    """Make a plan's call; return what :func:`llorch_serve.engine.runner.run` does."""
     try:
         return run(session, plan.call)
     except FAILED_CALLS as error:
         return Failure(error)
 
 
-def sample(call: StepCall, logits: Logits, masks: MaskThread) -> list[Result]:
+def sample(call: StepCall, logits: Logits | Chosen, masks: MaskThread) -> list[Result]:
     """Return what each sequence of a call gets, and count it in the sequence's sampling state.
 
     masks: begins what grammars need for the next step.
     """
+    if isinstance(logits, Chosen):
+        assert isinstance(call, DecodeBatch)
+        return _rest_chosen([row.sequence for row in call.rows], logits, masks)
     match call:
         case DecodeBatch(rows=rows):
             return _next_tokens([row.sequence for row in rows], logits, masks)
@@ -117,6 +120,24 @@ def _next_tokens(sequences: Seq[Sequence], logits: Logits, masks: MaskThread) ->
     if held:
         _look_ahead(sequences, results, masks)
     return results
+
+
+def _rest_chosen(sequences: Seq[Sequence], found: Chosen, masks: MaskThread) -> list[Result]:
+    """Return the next token of each sequence: the session's, or one chosen from logits."""
+    pairs = list(zip(sequences, found.token_ids, strict=True))
+    left = [sequence for sequence, token_id in pairs if token_id is None]
+    rest = iter(() if found.logits is None else _next_tokens(left, found.logits, masks))
+    return [next(rest) if token_id is None else _counted(sequence, token_id) for sequence, token_id in pairs]
+
+
+def _counted(sequence: Sequence, token_id: int) -> Result:
+    """Return a token that the session has chosen for a sequence without a grammar."""
+    assert sequence.sampling is not None
+    try:
+        sequence.sampling.append(token_id)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this sequence's own
+        return error
+    return Sampled((token_id,))
 
 
 def _look_ahead(sequences: Seq[Sequence], results: Seq[Result], masks: MaskThread) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.engine.plan import (
     DecodeBatch,
+    DecodeRow,
     DraftBatch,
     PrefillChunk,
     SharedStart,
@@ -21,8 +23,22 @@ from llorch_serve.engine.plan import (
     StepCall,
     VerifyChunk,
 )
+from llorch_serve.engine.sequence import Sequence
+from llorch_serve.sampling.greedy import accepts, takes_best
 
 Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What came of a batch of which the session has chosen tokens.
+
+    token_ids: the next token of each row; None: it is still to be chosen. logits: of those rows alone, in
+        their order; None: there are none.
+    """
+
+    token_ids: tuple[int | None, ...]
+    logits: Logits | None
 
 
 class Session(Protocol):
@@ -53,6 +69,19 @@ class Session(Protocol):
         """Give the memory of a slot's positions from ``keep`` on back to the system."""
 
 
+@runtime_checkable
+class GreedySession(Protocol):
+    """What a session has besides where its capabilities say ``greedy_decode``."""
+
+    def decode_greedy(self, token_ids: Seq[int], lengths: Seq[int]) -> npt.NDArray[np.int64]:
+        """Run one token in each of the slots from 0; return the most likely next ones, [slots]; -1 where a
+        logit is not finite.
+        """
+
+    def step_logits(self, rows: Seq[int]) -> Logits:
+        """Return the logits of some rows of that call, which is the last one: [len(rows), vocabulary]."""
+
+
 def apply_edit(session: Session, edit: SlotEdit) -> None:
     """Move what the KV cache's slots hold. Raises ProviderError, ResourceError or MemoryError."""
     match edit:
@@ -64,16 +93,16 @@ def apply_edit(session: Session, edit: SlotEdit) -> None:
             session.release_slot(slot, keep)
 
 
-def run(session: Session, call: StepCall) -> Logits:
-    """Make a call; return logits [rows, vocabulary], valid until the next call. Raises what the session
-    raises.
+def run(session: Session, call: StepCall) -> Logits | Chosen:
+    """Make a call; return logits [rows, vocabulary], valid until the next call, or tokens where the session
+    has chosen some of a batch. Raises what the session raises.
 
     Rows: one for each row of a batch or token of a verify chunk; of a prefill chunk one for each scored
     position, then one for the last token if the next token follows from it.
     """
     match call:
         case DecodeBatch(rows=rows):
-            return session.decode([row.token_id for row in rows], [row.length for row in rows])
+            return _decode(session, rows)
         case PrefillChunk():
             return _run_chunk(session, call)
         case VerifyChunk(slot=slot, token_ids=token_ids, start=start):
@@ -84,6 +113,29 @@ def run(session: Session, call: StepCall) -> Logits:
             return sequence.shared.logits[None]
         case DraftBatch():
             raise AssertionError("guesses are a drafter's, which has a session of its own")
+
+
+def _decode(session: Session, rows: tuple[DecodeRow, ...]) -> Logits | Chosen:
+    token_ids, lengths = [row.token_id for row in rows], [row.length for row in rows]
+    able = session.capabilities.greedy_decode
+    greedy = [able and needs_no_logits(row.sequence) for row in rows]
+    if not any(greedy):
+        return session.decode(token_ids, lengths)
+    assert isinstance(session, GreedySession)
+    best = session.decode_greedy(token_ids, lengths).tolist()
+    chosen = tuple(
+        token
+        if free and row.sequence.sampling is not None and accepts(row.sequence.sampling, token)
+        else None
+        for row, token, free in zip(rows, best, greedy, strict=True)
+    )
+    left = [index for index, token in enumerate(chosen) if token is None]
+    return Chosen(chosen, session.step_logits(left) if left else None)
+
+
+def needs_no_logits(sequence: Sequence) -> bool:
+    """Return whether a sequence's next token is the most likely one, and nobody asks how likely it is."""
+    return sequence.logprobs is None and sequence.sampling is not None and takes_best(sequence.sampling)
 
 
 def _run_chunk(session: Session, chunk: PrefillChunk) -> Logits:

@@ -10,17 +10,18 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from llorch_serve.engine.draft import ModelDraft
-from llorch_serve.engine.lookup import PromptLookup
 from llorch_serve.engine.payoff import DraftRecord
-from llorch_serve.engine.shared_prompt import SharedPrompt
-from llorch_serve.sampling.logprobs import TokenScores
-from llorch_serve.sampling.prompt_scores import PromptScores
-from llorch_serve.sampling.sampler import SamplingRow
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from llorch_serve.engine.draft import ModelDraft
+    from llorch_serve.engine.lookup import PromptLookup
+    from llorch_serve.engine.shared_prompt import SharedPrompt
+    from llorch_serve.sampling.logprobs import TokenScores
+    from llorch_serve.sampling.prompt_scores import PromptScores
+    from llorch_serve.sampling.sampler import SamplingRow
 
 
 class FinishReason(enum.Enum):

@@ -1,7 +1,8 @@
-"""Two parts of a load that are made beside each other: the tokenizer, and the graphs."""
+"""Two parts of a load that are made beside each other: what turns text into tokens, and the graphs."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -11,21 +12,18 @@ B = TypeVar("B")
 
 
 def made_beside(first: Callable[[], A], second: Callable[[], B], let_go: Callable[[B], None]) -> tuple[A, B]:
-    """Return what both make. The first is made on a thread of its own, which the runtime leaves free while it
-    loads a graph.
+    """Return what both make. The second is made on a thread of its own: it is the one that leaves
+    the interpreter free, as the runtime does while it loads a graph.
 
     let_go: of what the second made, if the first fails. If both fail, the first's error is raised, as if it
     had come first.
     """
-    with ThreadPoolExecutor(1, "tokenizer") as threads:
-        making = threads.submit(first)
+    with ThreadPoolExecutor(1, "graphs") as threads:
+        making = threads.submit(second)
         try:
-            made = second()
-        except Exception:  # raised again, unless the first one has failed too
-            making.result()
-            raise
-        try:
-            return making.result(), made
+            made = first()
         except BaseException:
-            let_go(made)
+            with contextlib.suppress(Exception):
+                let_go(making.result())
             raise
+        return made, making.result()

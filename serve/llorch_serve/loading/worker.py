@@ -6,31 +6,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import EngineConfig, check_guesses
-from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.errors import UsageError
-from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.loading.beside import made_beside
 from llorch_serve.loading.collection import uncollected
-from llorch_serve.loading.draft import find_draft
 from llorch_serve.loading.models import load_model, open_lanes, open_model
 from llorch_serve.providers.placement import describe_shares
-from llorch_serve.runtime.embedding_session import open_embedder
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.sampling.params import check_defaults
-from llorch_serve.stages.hosts import HostOpener
-from llorch_serve.stages.pipeline import Pipeline
-from llorch_serve.text.tokenizer import Tokenizer, leave_threads_alone
-from llorch_serve.worker.embedding_worker import EmbeddingWorker
-from llorch_serve.worker.prompts import PromptEncoder
-from llorch_serve.worker.served import ServedSession
-from llorch_serve.worker.worker import Worker
+from llorch_serve.text.thread_pool import leave_threads_alone
 
-AnyWorker: TypeAlias = Worker | EmbeddingWorker
+if TYPE_CHECKING:
+    from llorch_serve.engine.capabilities import Capabilities
+    from llorch_serve.foreign.model import ForeignModel
+    from llorch_serve.stages.hosts import HostOpener
+    from llorch_serve.stages.pipeline import Pipeline
+    from llorch_serve.worker.embedding_worker import EmbeddingWorker
+    from llorch_serve.worker.prompts import PromptEncoder
+    from llorch_serve.worker.served import ServedSession
+    from llorch_serve.worker.worker import Worker
+
+AnyWorker: TypeAlias = "Worker | EmbeddingWorker"
 """What a folder's model becomes, by what its graph gives."""
 
 
@@ -41,15 +41,18 @@ def load_worker(
     *,
     tokenizer: Path | None = None,
     at_once: bool = False,
+    chats: bool = True,
 ) -> Worker:
     """Load an artifact that generates, or another tool's folder, and start its engine.
 
     tokenizer: a tokenizer.json to use instead of the folder's.
-    at_once: make the tokenizer beside the graphs, as for a person who waits: sooner, and with more memory for
-        a moment, some 40 MiB for a vocabulary of 50,000.
+    at_once: make the tokenizer beside the graphs, and take prompts before the graph that decodes is there, as
+        for a person who waits: sooner, and with more memory for a moment, some 40 MiB for a vocabulary of
+        50,000.
+    chats: see :class:`llorch_serve.worker.prompts.PromptEncoder`.
     Raises ArtifactError, ProviderError, ResourceError or UsageError.
     """
-    return _generating(load_model(folder), config, report, tokenizer, at_once=at_once)
+    return _generating(load_model(folder), config, report, tokenizer, at_once=at_once, chats=chats)
 
 
 def load_any(
@@ -74,6 +77,11 @@ def load_any(
     if not isinstance(model, Artifact) or model.manifest.embeds is None:
         return _generating(model, config, report, tokenizer, at_once=False, elsewhere=elsewhere)
     _check_embeds(config, folder)
+    from llorch_serve.runtime.embedding_session import open_embedder
+    from llorch_serve.text.tokenizer import Tokenizer
+    from llorch_serve.worker.embedding_worker import EmbeddingWorker
+    from llorch_serve.worker.prompts import PromptEncoder
+
     prompts = PromptEncoder(model, Tokenizer.load(tokenizer or model.tokenizer_path))
     return EmbeddingWorker(model, open_embedder(model, config.session, report), prompts, config)
 
@@ -85,28 +93,42 @@ def _generating(
     tokenizer: Path | None,
     *,
     at_once: bool,
+    chats: bool = True,
     elsewhere: HostOpener | None = None,
 ) -> Worker:
     check_defaults(model.manifest.generation)
 
     def encoder() -> PromptEncoder:
+        # All of it is imported beside the graphs, which need none. The tokenizer comes first: what reading it
+        # takes for a moment, it takes while the graphs are small.
+        from llorch_serve.text.tokenizer import Tokenizer
+
+        made = Tokenizer.load(tokenizer or model.tokenizer_path)
+        if at_once:
+            give_back_freed()
+        import llorch_serve.worker.worker  # noqa: F401
+        from llorch_serve.worker.prompts import PromptEncoder
+
         return PromptEncoder(
             model,
-            Tokenizer.load(tokenizer or model.tokenizer_path),
+            made,
             tool_format=config.tool_format,
             reasoning_format=config.reasoning_format,
+            chats=chats,
         )
 
     def opened() -> tuple[ServedSession, Pipeline | None]:
         pipeline = open_lanes(model, config.session, report, elsewhere)
         if pipeline is None:
             beside = None if draft is None else draft.beside
-            return open_model(model, config.session, report, beside), None
+            return open_model(model, config.session, report, prompts_first=at_once, beside=beside), None
         return pipeline.sessions[0], pipeline
 
     check_guesses(config)
     draft = None
     if config.draft is not None:
+        from llorch_serve.loading.draft import find_draft
+
         draft = find_draft(config.draft, model, tokenizer, config.session)
     leave_threads_alone()
     with uncollected():
@@ -118,6 +140,8 @@ def _generating(
         try:
             _check_able(config, session.capabilities, model.folder)
             guesser = None if draft is None else draft.open(session.capacity, report)
+            from llorch_serve.worker.worker import Worker
+
             worker = Worker(model, session, prompts, config, pipeline=pipeline, draft=guesser)
         except BaseException:
             _close(pipeline)
@@ -155,7 +179,7 @@ def _check_embeds(config: EngineConfig, folder: Path) -> None:
         ("--lookup", "lookup"),
         ("--draft", "draft"),
         ("--cache-sharing", "cache_sharing"),
-        ("prefill_chunk", "prefill_chunk"),
+        ("--prefill-chunk", "prefill_chunk"),
         ("--strict-reuse", "strict_reuse"),
         ("--no-prefix-cache", "prefix_cache"),
         ("--no-kv-cache", "kv_cache"),
@@ -172,6 +196,11 @@ def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
     for flag, asked, possible in (
         (config.guesses or "", config.guesses is not None, able.drafts),
         ("--strict-reuse", config.strict_reuse, able.prefix_reuse),
+        (
+            "--prefill-chunk",
+            config.prefill_chunk != EngineConfig().prefill_chunk,
+            able.chunked_prefill,
+        ),
     ):
         if asked and not possible:
             raise UsageError(

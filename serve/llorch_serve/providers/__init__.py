@@ -2,7 +2,7 @@
 run.
 """
 
-from llorch_serve.providers.choose import ActiveProvider, ProviderChoice, activate
+from llorch_serve.providers.choose import ActiveProvider, ProviderChoice, activate, require_unrecorded
 from llorch_serve.providers.fitting import check_target, require_arithmetic
 from llorch_serve.providers.placement import Placement, ProviderShare, averaged, placement
 from llorch_serve.providers.runtime import (
@@ -38,6 +38,7 @@ __all__ = [
     "placement",
     "require_arithmetic",
     "require_exact_bytes",
+    "require_unrecorded",
     "takes_no_rows",
     "usable_cpus",
 ]

@@ -68,6 +68,14 @@ class ActiveProvider:
         """Whether it is asked to record the kernels of calls and replay them."""
         return self.options.get(CUDA_GRAPHS) == "1"
 
+    def with_captures(self) -> ActiveProvider:
+        """Return the same provider for steps that are made again and again: it records them, if it can and
+        no option says otherwise.
+        """
+        if self.row is None or CUDA_GRAPHS not in self.row.options or CUDA_GRAPHS in self.options:
+            return self
+        return replace(self, options={**self.options, CUDA_GRAPHS: "1"})
+
     def without_captures(self) -> ActiveProvider:
         """Return the same provider for calls that are made once."""
         return replace(
@@ -105,6 +113,15 @@ class ActiveProvider:
             session_options.add_provider_for_devices([self.devices[0]], options)
             return {"enable_fallback": False}
         return {"providers": [(self.runtime_name, options)], "enable_fallback": False}
+
+
+def require_unrecorded(provider: ActiveProvider, what: str) -> None:
+    """Raise UsageError if kernels are to be recorded where no call is. what: is opened, in words."""
+    if provider.captures:
+        raise UsageError(
+            f"--provider-option {CUDA_GRAPHS}=1 has no effect on {what}, whose calls are not recorded; "
+            "leave it out"
+        )
 
 
 def activate(choice: ProviderChoice, runtime: Any) -> ActiveProvider:

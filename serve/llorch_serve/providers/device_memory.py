@@ -12,9 +12,12 @@ import ctypes
 import sys
 from typing import Any, Final, Protocol
 
+import numpy.typing as npt
+
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers.choose import ActiveProvider
 
+_DEVICE_TO_HOST: Final = 2  # cudaMemcpyDeviceToHost
 _DEVICE_TO_DEVICE: Final = 3  # cudaMemcpyDeviceToDevice
 
 
@@ -31,6 +34,9 @@ class DeviceMemory(Protocol):
 
     def wait(self) -> None:
         """Wait until the copies are done."""
+
+    def read(self, target: npt.NDArray[Any], source: int) -> None:
+        """Fill a contiguous array of the host's with what is at an address; returns when that is done."""
 
 
 class CudaMemory:
@@ -61,6 +67,12 @@ class CudaMemory:
     def wait(self) -> None:
         """Wait until the copies are done: onnxruntime's streams do not wait for them."""
         self._call("cudaDeviceSynchronize")
+
+    def read(self, target: npt.NDArray[Any], source: int) -> None:
+        """Fill a contiguous array of the host's with what is at an address; returns when that is done."""
+        assert target.flags.c_contiguous
+        to, fro = ctypes.c_void_p(target.ctypes.data), ctypes.c_void_p(source)
+        self._call("cudaMemcpy", to, fro, ctypes.c_size_t(target.nbytes), ctypes.c_int(_DEVICE_TO_HOST))
 
     def _call(self, name: str, *arguments: Any) -> None:
         # A thread has a device of its own, the first by default.

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +20,15 @@ from llorch_serve.cache.handoff import Handoff, Scales, read_scales
 from llorch_serve.cache.kv_cache import KvCache, KvCapacity, SlotCache
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK
-from llorch_serve.errors import ArtifactError
-from llorch_serve.providers import ActiveProvider, Memory, Placement, placement
+from llorch_serve.errors import ArtifactError, ProviderError
+from llorch_serve.providers import CPU, ActiveProvider, Memory, Placement, placement
 from llorch_serve.providers.device_memory import DeviceMemory
+from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.bound_graph import BoundGraph, LogitsBuffer
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.graph_choice import GraphChoice
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
+from llorch_serve.runtime.late_graph import LateGraph
 from llorch_serve.runtime.row_pairs import PairedGraph
 from llorch_serve.runtime.session import Graph, SessionGraphs
 from llorch_serve.runtime.stage_graph import CrossingRows, Cut, StageGraph
@@ -42,6 +47,8 @@ class Binder:
     allow_cpu_nodes: nodes may run on the CPU where the provider does not take them. batch_invariant: see
         :class:`llorch_serve.config.SessionConfig`.
     cut: what crosses to and from the graphs' neighbours, where they are of a stage; None: they are whole.
+    greedy: the session that chooses tokens on a device, see
+        :func:`llorch_serve.runtime.greedy_graph.greedy_session`; None: the host does.
     """
 
     artifact: Artifact
@@ -52,19 +59,21 @@ class Binder:
     allow_cpu_nodes: bool
     batch_invariant: bool
     cut: Cut | None = None
+    greedy: Any = None
 
     def load(
-        self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool
+        self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool, packed: bool = True
     ) -> tuple[Placement, Any]:
         """Load a graph over a cache of a type; return where its nodes run, and onnxruntime's session.
 
+        packed: see :func:`llorch_serve.runtime.graph_loading.load_graph`.
         Raises ArtifactError if the graph is damaged, ProviderError if the provider does not run it.
         """
         try:
-            session = load_graph(
-                path, recipe, self.runtime, self.threads, self.provider, plain=plain_attention
-            )
+            session = self._load(path, recipe, self.provider, plain=plain_attention, packed=packed)
         except ArtifactError as error:
+            if self.provider.captures:
+                self._require_recordable(path, recipe, error, plain=plain_attention)
             if self.folder == self.artifact.folder:
                 raise
             raise ArtifactError(
@@ -75,6 +84,24 @@ class Binder:
             session, self.provider.runtime_name, graph=path, allow_cpu_nodes=self.allow_cpu_nodes
         )
         return replace(where, device=self.provider.device), session
+
+    def _load(
+        self, path: Path, recipe: Recipe, provider: ActiveProvider, *, plain: bool, packed: bool = True
+    ) -> Any:
+        return load_graph(path, recipe, self.runtime, self.threads, provider, plain=plain, packed=packed)
+
+    def _require_recordable(self, path: Path, recipe: Recipe, fault: ArtifactError, *, plain: bool) -> None:
+        """Raise ProviderError if it is only recorded that a graph does not load, with the nodes that are
+        elsewhere, as onnxruntime does not name them.
+        """
+        try:
+            session = self._load(path, recipe, self.provider.without_captures(), plain=plain)
+        except ArtifactError:
+            return
+        placement(session, self.provider.runtime_name, graph=path, allow_cpu_nodes=False)
+        raise ProviderError(
+            f"{fault} Its steps cannot be recorded; they are not with --provider-option {CUDA_GRAPHS}=0"
+        ) from fault
 
     def bound(self, session: Any, cache: SlotCache, logits: LogitsBuffer, rows: CrossingRows | None) -> Graph:
         """Bind a loaded graph to a cache. logits: the buffer that it writes its logits to.
@@ -88,9 +115,9 @@ class Binder:
             assert rows is not None, "a stage has a place for what crosses to it"
             graph = StageGraph(session, inputs, cache, self.cut, rows, logits, in_place=in_place)
         elif isinstance(cache, SharedDeviceCache):
-            buffers = DeviceBuffers(self.runtime, self.provider)
-            captured = self.provider.captures
-            return DeviceGraph(self.runtime, session, inputs, cache, buffers, logits, captured=captured)
+            return DeviceGraph(
+                self.runtime, self.provider, session, inputs, cache, logits, greedy=self.greedy
+            )
         else:
             graph = BoundGraph(session, inputs, cache, logits, in_place=in_place)
         if not self.batch_invariant:
@@ -103,9 +130,10 @@ class Binder:
 class LoadedGraphs:
     """The chosen graphs in the runtime, which may be bound to any number of caches.
 
-    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``prompts`` is None
-        where the other one takes them. scales: of an int8 cache; None: there is none, or prompts are computed
-        in it.
+    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``decode`` is none
+        while it is left to be loaded, ``prompts`` is None where the other one takes them. scales: of an int8
+        cache; None: there is none, or prompts are computed in it. load_decode: loads what was left to be
+        loaded; None: nothing was.
     """
 
     choice: GraphChoice
@@ -113,32 +141,52 @@ class LoadedGraphs:
     decode: Any
     prompts: Any
     scales: Scales | None
+    load_decode: Callable[[], Any] | None = None
 
 
-def load_graphs(binder: Binder, graphs: GraphChoice, *, context: int) -> LoadedGraphs:
-    """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`."""
+def load_graphs(
+    binder: Binder, graphs: GraphChoice, *, context: int, prompts_first: bool = False
+) -> LoadedGraphs:
+    """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`, of several
+    errors that of the graph which decodes.
+
+    prompts_first: load the graph for prompts, and see that the one that decodes is sound, which takes a
+        quarter of its load; the rest is left to its first call. On the CPU.
+    """
     artifact = binder.artifact
-    manifest, folder = artifact.manifest, artifact.folder
-    where, decode = binder.load(
-        binder.folder / graphs.decode.name,
-        graphs.decode.recipe,
-        graphs.kv.dtype,
-        plain_attention=graphs.int8_cache is not None,
-    )
-    _check_inputs(artifact, binder.cut)
-    if graphs.prompts is None:
-        return LoadedGraphs(graphs, where, decode, None, None)
-    scales, dtype = None, graphs.kv.dtype
-    if graphs.int8_cache is not None:
-        scales, dtype = read_scales(folder / graphs.int8_cache.scales, graphs.kv), manifest.kv.dtype
-    score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
-    _, prompts = binder.load(
-        binder.folder / graphs.prompts.name,
-        graphs.prompts.recipe,
-        dtype,
-        plain_attention=score_bytes <= _MAX_SCORE_BYTES,
-    )
-    return LoadedGraphs(graphs, where, decode, prompts, scales)
+    manifest, plain = artifact.manifest, graphs.int8_cache is not None
+    late = prompts_first and graphs.prompts is not None and binder.provider.runtime_name == CPU
+
+    def load_decode(*, packed: bool) -> tuple[Placement, Any]:
+        # A graph that never runs takes no kernel, which would be chosen for the other one too.
+        path = binder.folder / graphs.decode.name
+        kernel = plain and packed
+        return binder.load(path, graphs.decode.recipe, graphs.kv.dtype, plain_attention=kernel, packed=packed)
+
+    def load_prompts() -> Any:
+        assert graphs.prompts is not None
+        score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
+        return binder.load(
+            binder.folder / graphs.prompts.name,
+            graphs.prompts.recipe,
+            manifest.kv.dtype if graphs.int8_cache is not None else graphs.kv.dtype,
+            plain_attention=score_bytes <= _MAX_SCORE_BYTES,
+        )[1]
+
+    with contextlib.ExitStack() as beside:
+        prompts = load_prompts
+        if late:
+            threads = beside.enter_context(ThreadPoolExecutor(1, "prompts"))
+            prompts = threads.submit(load_prompts).result
+        where, decode = load_decode(packed=not late)
+        _check_inputs(artifact, binder.cut)
+        if graphs.prompts is None:
+            return LoadedGraphs(graphs, where, decode, None, None)
+        scales = None
+        if graphs.int8_cache is not None:
+            scales = read_scales(artifact.folder / graphs.int8_cache.scales, graphs.kv)
+        loaded = LoadedGraphs(graphs, where, decode, prompts(), scales)
+    return replace(loaded, decode=None, load_decode=lambda: load_decode(packed=True)[1]) if late else loaded
 
 
 def bind_graphs(
@@ -153,9 +201,15 @@ def bind_graphs(
     """Bind loaded graphs to one cache. prompt_buffers: of the cache that prompts are computed in; None: they
     are computed in ``cache``. rows: as in :meth:`Binder.bound`.
     """
-    decode = binder.bound(loaded.decode, cache, logits, rows)
+
+    def bound(session: Any) -> Graph:
+        return binder.bound(session, cache, logits, rows)
+
+    late = loaded.load_decode
+    decode = bound(loaded.decode) if late is None else LateGraph(late, bound)
     if loaded.prompts is None:
-        return SessionGraphs(decode, decode, None)
+        greedy = decode if isinstance(decode, DeviceGraph) and decode.chooses else None
+        return SessionGraphs(decode, decode, None, greedy)
     handoff = None
     if loaded.scales is not None:
         assert prompt_buffers is not None

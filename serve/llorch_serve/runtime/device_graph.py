@@ -2,51 +2,74 @@
 addresses there.
 
 Binding the cache takes longer than a small model's step on a GPU, so what a step reads is bound once for each
-number of sequences and then written in place. That is also what CUDA graphs need: a recorded step reads and
-writes the same addresses.
+number of rows and then written in place. That is also what CUDA graphs need: a recorded step reads and writes
+the same addresses.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
-from llorch_serve.cache.device_buffers import FLOAT32, INT32, INT64, DeviceBuffers
+from llorch_serve.cache.device_buffers import DeviceBuffers
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
-from llorch_serve.runtime.bound_graph import BoundGraph, Logits, LogitsBuffer, runs
-
-_GRAPH_ID: Final = "gpu_graph_id"  # of a run, in onnxruntime: which recording it makes or replays; -1: none
+from llorch_serve.errors import ProviderError
+from llorch_serve.providers import ActiveProvider
+from llorch_serve.providers.recording_turns import TURNS
+from llorch_serve.providers.table import CUDA_GRAPHS
+from llorch_serve.runtime.bound_graph import BoundGraph, Logits, LogitsBuffer
+from llorch_serve.runtime.device_step import DeviceStep
+from llorch_serve.runtime.recordings import UNRECORDED, run_options
+from llorch_serve.runtime.step_buffers import StepBuffers, TokenIds
+from llorch_serve.runtime.step_sizes import size_of, step_sizes
 
 
 class DeviceGraph:
     """Runs tokens through one graph on the slots of one cache.
 
-    runtime: onnxruntime. session: its. inputs: names of the graph's inputs. logits: for prompts.
-    captured: the session records the kernels of calls; each number of sequences gets a recording of its own.
+    runtime: onnxruntime. provider: of the session; where it captures, steps are recorded.
+    session: onnxruntime's. inputs: names of the graph's inputs. logits: for prompts.
+    greedy: the session that :func:`llorch_serve.runtime.greedy_graph.greedy_session` gives; None: only the
+        host chooses tokens.
+
+    Steps are recorded for the sizes of :func:`llorch_serve.runtime.step_sizes.step_sizes`, a step between two
+    sizes gets rows of padding. All are recorded in the first step of a thread, as onnxruntime keeps a
+    thread's recordings apart: so none is made while sequences run, where a worker has warmed up before.
+
+    Padding takes slots that may hold a prompt under way, or a prefix for later. It writes behind what such a
+    slot holds, where its sequence will write before it reads. Where one is full to its end, the step is not
+    recorded and has no padding.
     """
 
     def __init__(
         self,
         runtime: Any,
+        provider: ActiveProvider,
         session: Any,
         inputs: frozenset[str],
         cache: SharedDeviceCache,
-        buffers: DeviceBuffers,
         logits: LogitsBuffer,
-        *,
-        captured: bool,
+        greedy: Any = None,
     ) -> None:
         self._runtime = runtime
+        self._provider = provider
         self._session = session
         self._cache = cache
-        self._buffers = buffers
-        self._vocab_size = logits.vocab_size
-        self._captured = captured
-        options = self._options(-1) if captured else None
+        self._greedy = greedy
+        options = run_options(runtime, provider)
         self._prompts = BoundGraph(session, inputs, cache, logits, in_place=False, options=options)
-        self._steps: dict[int, _Step] = {}
+        slots = cache.capacity.slots
+        buffers = DeviceBuffers(runtime, provider)
+        self._buffers = StepBuffers(buffers, cache.memory, slots, logits.vocab_size)
+        self._sizes = step_sizes(slots)
+        self._steps: dict[tuple[int, bool], DeviceStep] = {}
+        self._mine = threading.local()  # recorded: the sizes that a thread has
+
+    @property
+    def chooses(self) -> bool:
+        """Whether :meth:`run_greedy` is there."""
+        return self._greedy is not None
 
     def run(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
@@ -57,76 +80,97 @@ class DeviceGraph:
         """
         count = len(lengths)
         if first or len(token_ids) != count or tuple(wanted) != tuple(range(count)):
-            return self._prompts.run(first, token_ids, lengths, wanted)
-        step = self._steps.get(count)
+            with TURNS.call():
+                found = self._prompts.run(first, token_ids, lengths, wanted)
+            self._cache.written(first, lengths)
+            return found
+        size, padding = self._prepare(count)
+        with TURNS.call():
+            self._advance(token_ids, lengths, size, padding)
+            return self._buffers.logits(count)
+
+    def run_greedy(self, token_ids: Sequence[int], lengths: Sequence[int]) -> TokenIds:
+        """Run one token of each of the first slots; return the first of the largest logits of each, [slots],
+        or -1 where a logit is not finite. Only these cross to the host.
+
+        lengths: tokens of each slot including this one. Raises as :meth:`run`.
+        """
+        size, padding = self._prepare(len(lengths))
+        with TURNS.call():
+            self._advance(token_ids, lengths, size, padding).choose()
+            return self._buffers.chosen(len(lengths))
+
+    def step_logits(self, rows: Sequence[int]) -> Logits:
+        """Return logits [len(rows), vocabulary] of some rows of the last step, valid until the next call.
+
+        Raises ProviderError if the device fails.
+        """
+        with TURNS.call():
+            return self._buffers.logits_of(rows)
+
+    def _prepare(self, count: int) -> tuple[int, Sequence[int] | None]:
+        """Return the rows of a step of ``count`` sequences, and the lengths of those of padding; None: it is
+        not recorded.
+
+        Makes the recordings that a thread has not made: of all sizes in its first step, the largest first, so
+        that memory grows once.
+        """
+        if not self._provider.captures:
+            return count, None
+        recorded: set[int] | None = getattr(self._mine, "recorded", None)
+        if recorded is None:
+            self._mine.recorded = recorded = set()
+        size = size_of(self._sizes, count)
+        wanted = (size,) if recorded else self._sizes[::-1]
+        if not recorded.issuperset(wanted):
+            with TURNS.recording():
+                recorded.update(filter(self._record, wanted))
+        padding = self._padding(count, size)
+        return (count, None) if padding is None or size not in recorded else (size, padding)
+
+    def _record(self, size: int) -> bool:
+        """Record a step of rows of padding alone; return False if one of its slots is full."""
+        lengths = self._padding(0, size)
+        if lengths is None:
+            return False
+        step = self._step(size, recorded=True)
+        try:
+            step.run([0] * size, lengths)
+            if self.chooses:
+                step.choose()
+        except ProviderError as error:
+            raise ProviderError(
+                f"{error}; steps of {size} sequences cannot be recorded here, and are not with "
+                f"--provider-option {CUDA_GRAPHS}=0"
+            ) from error
+        return True
+
+    def _padding(self, first: int, after: int) -> list[int] | None:
+        """Return lengths of rows in slots ``first`` to ``after`` - 1 that write behind what the slots hold;
+        None: one is full.
+        """
+        ends = self._cache.ends[first:after]
+        return None if self._cache.capacity.context in ends else [end + 1 for end in ends]
+
+    def _advance(
+        self, token_ids: Sequence[int], lengths: Sequence[int], size: int, padding: Sequence[int] | None
+    ) -> DeviceStep:
+        """Make a step as :meth:`_prepare` says; return it."""
+        step = self._step(size, recorded=padding is not None)
+        behind = padding or ()
+        step.run([*token_ids, *[0] * len(behind)], [*lengths, *behind])
+        self._cache.written(0, lengths)
+        return step
+
+    def _step(self, size: int, *, recorded: bool) -> DeviceStep:
+        step = self._steps.get((size, recorded))
         if step is None:
-            step = self._steps[count] = self._step(count)
-        return step.run(token_ids, lengths)
-
-    def _step(self, count: int) -> _Step:
-        io = self._session.io_binding()
-        self._cache.bind(io, 0, count)
-        options = self._options(count) if self._captured else None
-        # A recording keeps the length that it was made with, so that is the longest; attention reads each
-        # row's own beside it.
-        total = self._cache.capacity.context if self._captured else None
-        return _Step(self._session, io, options, self._buffers, count, self._vocab_size, total)
-
-    def _options(self, recording: int) -> Any:
-        options = self._runtime.RunOptions()
-        options.add_run_config_entry(_GRAPH_ID, str(recording))
-        return options
-
-
-class _Step:
-    """One token of each of the first ``count`` slots. total: the largest length that the graph is told; None:
-    the one there is.
-    """
-
-    def __init__(
-        self,
-        session: Any,
-        io: Any,
-        options: Any,
-        buffers: DeviceBuffers,
-        count: int,
-        vocab_size: int,
-        total: int | None,
-    ) -> None:
-        self._session = session
-        self._io = io
-        self._options = options
-        self._fixed = total is not None
-        self._total = np.array(total or 0, np.int32)
-        self._shape = (count, 1)
-        what = f"a step of {count} sequences"
-        self._ids = buffers.make(self._shape, INT64, what)
-        self._lengths = buffers.make((count,), INT32, what)
-        self._rows = buffers.make((count,), INT64, what)
-        self._rows.update_inplace(np.arange(count))
-        self._logits = buffers.make((count, vocab_size), FLOAT32, what)
-        for name, value in (
-            ("input_ids", self._ids),
-            ("seqlens_k", self._lengths),
-            ("logits_indices", self._rows),
-        ):
-            io.bind_ortvalue_input(name, value)
-        io.bind_ortvalue_output("logits", self._logits)
-        self._bind_total()
-
-    def run(self, token_ids: Sequence[int], lengths: Sequence[int]) -> Logits:
-        """Return logits [count, vocabulary]. Raises ProviderError if the runtime fails."""
-        with runs():
-            self._ids.update_inplace(np.array(token_ids, np.int64).reshape(self._shape))
-            self._lengths.update_inplace(np.array(lengths, np.int32) - np.int32(1))
-            if not self._fixed:
-                self._total[...] = max(lengths)
-                self._bind_total()
-            self._session.run_with_iobinding(self._io, self._options)
-            logits: Logits = self._logits.numpy()
-        return logits
-
-    def _bind_total(self) -> None:
-        """Bind the largest length, which kernels read in host memory while they are launched."""
-        total = self._total
-        self._io.bind_input("total_sequence_length", "cpu", 0, np.int32, total.shape, total.ctypes.data)
+            options = run_options(self._runtime, self._provider, size if recorded else UNRECORDED)
+            io = self._session.io_binding()
+            self._cache.bind(io, 0, size)
+            # A recording keeps the length that it was made with, so that is the longest; attention reads
+            # each row's own beside it.
+            total = self._cache.capacity.context if recorded else None
+            step = DeviceStep(self._session, self._greedy, io, options, self._buffers, size, total)
+            self._steps[size, recorded] = step
+        return step

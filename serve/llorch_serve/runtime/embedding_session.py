@@ -28,6 +28,7 @@ from llorch_serve.providers import (
     import_runtime,
     placement,
     require_arithmetic,
+    require_unrecorded,
     usable_cpus,
 )
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
@@ -87,6 +88,7 @@ def open_embedder(
     _check_settings(config, artifact)
     runtime = import_runtime(manifest.min_onnxruntime)
     provider = activate(config.provider, runtime)
+    require_unrecorded(provider, f"{artifact.folder}, which embeds texts")
     check_target(manifest.target, provider.runtime_name)
     require_arithmetic(provider.runtime_name, (manifest.recipe.compute_type,))
     threads = config.threads or usable_cpus()

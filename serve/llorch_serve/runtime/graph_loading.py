@@ -37,15 +37,18 @@ _PLAIN_ATTENTION: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 
 @contextlib.contextmanager
-def _attention_kernel(*, plain: bool) -> Iterator[None]:
+def attention_kernel(*, plain: bool) -> Iterator[None]:
     """Choose the CPU's attention kernel for sessions that are made inside: plain, or in tiles.
 
     Over int8 and for whole chunks of prompts the plain one is the faster. The runtime reads the choice from
-    the environment when a session is made.
+    the environment when a session is made. In tiles is what it does by itself: nothing is changed then, nor
+    put back, since another thread may have chosen meanwhile.
     """
+    if not plain:
+        yield
+        return
     before = os.environ.get(_PLAIN_ATTENTION)
-    if plain:
-        os.environ[_PLAIN_ATTENTION] = "1"
+    os.environ[_PLAIN_ATTENTION] = "1"
     try:
         yield
     finally:
@@ -70,16 +73,27 @@ def graph_options(recipe: Recipe, runtime: Any, threads: int) -> Any:
 
 
 def load_graph(
-    path: Path, recipe: Recipe, runtime: Any, threads: int, provider: ActiveProvider, *, plain: bool
+    path: Path,
+    recipe: Recipe,
+    runtime: Any,
+    threads: int,
+    provider: ActiveProvider,
+    *,
+    plain: bool,
+    packed: bool = True,
 ) -> Any:
     """Load one graph on a provider. plain: take the CPU's plain attention kernel, see
-    :func:`_attention_kernel`.
+    :func:`attention_kernel`.
 
+    packed: arrange the weights for their kernels, which takes most of a load's time and is another
+        computation; False: only to see whether the graph is sound.
     Raises ArtifactError if the runtime does not take the graph, and ProviderError for one that would abort.
     """
     options = graph_options(recipe, runtime, threads)
+    if not packed:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        with _attention_kernel(plain=plain):
+        with attention_kernel(plain=plain):
             return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
     except Exception as error:
         from llorch_serve.providers.graph_versions import newer_than_runtime  # loads protobuf: on demand

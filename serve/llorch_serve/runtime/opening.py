@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Manifest
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError, UsageError
+from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.providers import (
     CPU,
     ActiveProvider,
@@ -23,15 +25,16 @@ from llorch_serve.providers import (
     usable_cpus,
 )
 from llorch_serve.providers.device_memory import device_memory
+from llorch_serve.providers.recording_turns import TURNS
+from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
+from llorch_serve.runtime.greedy_graph import greedy_session
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import Beside, plan_memory, widening_notice
-from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.session import DecoderSession
-from llorch_serve.runtime.shared_weights import SharedGraphs, shared_graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,12 @@ def open_session(
     artifact: Artifact,
     config: SessionConfig,
     report: Callable[[LoadReport], None],
+    *,
+    prompts_first: bool = False,
     beside: Beside | None = None,
 ) -> DecoderSession:
-    """Load the artifact's graphs and allocate its KV cache. beside: what memory is left for; None: nothing.
+    """Load the artifact's graphs and allocate its KV cache. prompts_first: see
+    :func:`llorch_serve.runtime.binding.load_graphs`. beside: what memory is left for; None: nothing.
 
     Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the
     graph, ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
@@ -62,67 +68,101 @@ def open_session(
     runtime = import_runtime(manifest.min_onnxruntime)
     provider = activate(config.provider, runtime)
     _check_fit(manifest, provider.runtime_name)
+    provider, unrecorded = _recording(provider, config)
     if graphs.int8_cache is not None:
         import_runtime(graphs.int8_cache.min_onnxruntime, instead=f"or use --kv-dtype {manifest.kv.dtype}")
     on_cpu, has_experts = provider.runtime_name == CPU, bool(manifest.model.experts)
     if config.batch_invariant:
         require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
     memory = device_memory(provider, runtime)
-    plan = plan_memory(manifest, graphs, config, provider, memory, beside)
-    threads = config.threads or usable_cpus()
-    lying = _where_graphs_lie(artifact, graphs, config, runtime, provider)
-    max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
-    own = plan.capacity.notice(manifest.context_length)
-    notices = filter(None, (own, few_rows, widening_notice(manifest), lying.notice))
-    report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
+    # Loading calls CUDA, as no thread may while another one records.
+    with TURNS.call() if memory is not None else contextlib.nullcontext():
+        plan = plan_memory(manifest, graphs, config, provider, memory, beside)
+        threads = config.threads or usable_cpus()
+        folder, not_shared = _where_graphs_lie(artifact, graphs, config, runtime, provider)
+        max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
+        greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
+        own = plan.capacity.notice(manifest.context_length)
+        notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), not_shared))
+        report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
 
-    logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
-    binder = Binder(
-        artifact,
-        lying.folder,
-        runtime,
-        provider,
-        threads,
-        allow_cpu_nodes=config.provider.allow_cpu_nodes,
-        batch_invariant=config.batch_invariant,
-    )
-    cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
-    loaded = load_graphs(binder, graphs, context=plan.capacity.context)
-    bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
-    if manifest.widened_bytes:
-        give_back_freed()
-    return DecoderSession(
-        artifact,
-        loaded.where,
-        cache,
-        bound,
-        capacity=plan.capacity,
-        batch_invariant=on_cpu
-        and not has_experts
-        and (config.batch_invariant or not any(map(takes_pairs, graphs.recipes))),
-        max_rows=max_rows,
-        needs_one_logits_row=graphs.prompt_recipe.multiplies_bytes and not takes_no_rows(runtime),
-    )
+        logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
+        binder = Binder(
+            artifact,
+            folder,
+            runtime,
+            provider,
+            threads,
+            allow_cpu_nodes=config.provider.allow_cpu_nodes,
+            batch_invariant=config.batch_invariant,
+            greedy=greedy,
+        )
+        cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
+        loaded = load_graphs(binder, graphs, context=plan.capacity.context, prompts_first=prompts_first)
+        bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
+        if manifest.widened_bytes:
+            give_back_freed()
+        return DecoderSession(
+            artifact,
+            loaded.where,
+            cache,
+            bound,
+            capacity=plan.capacity,
+            batch_invariant=on_cpu
+            and not has_experts
+            and (config.batch_invariant or not any(map(takes_pairs, graphs.recipes))),
+            max_rows=max_rows,
+            needs_one_logits_row=graphs.prompt_recipe.multiplies_bytes and not takes_no_rows(runtime),
+        )
 
 
 def _where_graphs_lie(
     artifact: Artifact, graphs: GraphChoice, config: SessionConfig, runtime: Any, provider: ActiveProvider
-) -> SharedGraphs:
+) -> tuple[Path, str | None]:
     """Return the folder that the chosen graphs are loaded from: the artifact's, or one with weights that
-    processes share. Raises UsageError if that is asked for and has no effect.
+    processes share; and why they are not shared after all, if that was asked for. Raises UsageError if it has
+    no effect.
     """
     if not config.share_weights:
-        return SharedGraphs(artifact.folder)
+        return artifact.folder, None
     if provider.runtime_name != CPU:
         raise UsageError(
             f"--share-weights has no effect on weights that {provider.runtime_name} holds; leave it out"
         )
+    from llorch_serve.runtime.shared_weights import shared_graphs
+
     recipes = {file.name: file.recipe for file in graphs.files}
-    return shared_graphs(artifact, recipes, runtime, config.threads or usable_cpus())
+    shared = shared_graphs(artifact, recipes, runtime, config.threads or usable_cpus())
+    return shared.folder, shared.notice
+
+
+def _recording(provider: ActiveProvider, config: SessionConfig) -> tuple[ActiveProvider, str | None]:
+    """Return the provider as steps are to be made, and a notice where it could record them and does not."""
+    recorded = provider.with_captures()
+    if recorded is provider or not config.provider.allow_cpu_nodes:
+        return recorded, None
+    return provider, (
+        f"steps are not recorded, as some nodes may run on the CPU; --provider-option {CUDA_GRAPHS}=1 "
+        "records them where none does"
+    )
+
+
+def _greedy(
+    runtime: Any, provider: ActiveProvider, manifest: Manifest, *, on_device: bool
+) -> tuple[Any, str | None]:
+    """Return the session that chooses tokens on a device, or a notice why there is none."""
+    if not on_device:
+        return None, None
+    try:
+        return greedy_session(runtime, provider, manifest.model.vocab_size), None
+    except ProviderError as error:
+        return None, f"tokens are chosen on the host: {error}"
 
 
 def _limited_rows(runtime: Any, provider: ActiveProvider, threads: int) -> tuple[int | None, str | None]:
     """Return the most rows of attention that a provider computes rightly, and a notice; None: any number."""
+    from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
+
     rows = attention_rows(runtime, provider, threads)
     return rows, None if rows is None else f"{provider.runtime_name}: {too_many_rows(rows)}"
 

@@ -15,6 +15,7 @@ from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.engine.chunking import attention_crossover
 from llorch_serve.providers import Placement
 from llorch_serve.runtime.bound_graph import Logits
+from llorch_serve.runtime.step_buffers import TokenIds
 
 
 class Graph(Protocol):
@@ -30,17 +31,31 @@ class Graph(Protocol):
         """
 
 
+class GreedyGraph(Protocol):
+    """A graph that chooses tokens where it computes their logits; see
+    :class:`llorch_serve.runtime.device_graph.DeviceGraph`.
+    """
+
+    def run_greedy(self, token_ids: Sequence[int], lengths: Sequence[int]) -> TokenIds:
+        """Run one token of each of the first slots; return the most likely next one of each."""
+
+    def step_logits(self, rows: Sequence[int]) -> Logits:
+        """Return the logits of some rows of the last step."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionGraphs:
     """The graphs of a session, bound to its cache.
 
     decode: advances running sequences. prompts: takes prompts; often the same graph.
     handoff: converts the keys and values of prompts to the cache's type; None: they are computed in it.
+    greedy: advances running sequences, and chooses their tokens too; None: it cannot choose.
     """
 
     decode: Graph
     prompts: Graph
     handoff: Handoff | None
+    greedy: GreedyGraph | None = None
 
 
 class DecoderSession:
@@ -77,6 +92,7 @@ class DecoderSession:
             prefix_reuse=in_parts,
             drafts=in_parts,
             separate_prompts=graphs.prompts is not graphs.decode,
+            greedy_decode=graphs.greedy is not None,
             attention_crossover=attention_crossover(artifact.manifest.model) if in_parts else None,
         )
         self.vocab_size = artifact.manifest.model.vocab_size
@@ -84,6 +100,7 @@ class DecoderSession:
         self._decode = graphs.decode
         self._prompts = graphs.prompts
         self._handoff = graphs.handoff
+        self._greedy = graphs.greedy
         self._max_rows = max_rows
         self._needs_one_logits_row = needs_one_logits_row
 
@@ -117,6 +134,22 @@ class DecoderSession:
         return np.concatenate(
             [self._decode.run(slot, (token,), (length,), (0,)).copy() for slot, (token, length) in rows]
         )
+
+    def decode_greedy(self, token_ids: Sequence[int], lengths: Sequence[int]) -> TokenIds:
+        """Run one token of each of the slots 0, 1, ... as :meth:`decode`; return the most likely next token
+        of each, [slots]: the first of the largest logits, -1 where a logit is not finite.
+
+        Only where :attr:`capabilities` has ``greedy_decode``. Raises ProviderError if the runtime fails.
+        """
+        assert self._greedy is not None
+        return self._greedy.run_greedy(token_ids, lengths)
+
+    def step_logits(self, rows: Sequence[int]) -> Logits:
+        """Return logits [len(rows), vocabulary] of some rows of the last call, which must have been
+        :meth:`decode_greedy`; valid until the next call. Raises ProviderError if the device fails.
+        """
+        assert self._greedy is not None
+        return self._greedy.step_logits(rows)
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
         """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids),

@@ -26,8 +26,9 @@ from llorch_serve.sampling.candidates import Candidates, find_candidates
 from llorch_serve.sampling.drawable import DrawableIds
 from llorch_serve.sampling.draws import Draws
 from llorch_serve.sampling.filters import FEW, Table, filter_few, filter_many
+from llorch_serve.sampling.greedy import accepts, takes_best
 from llorch_serve.sampling.params import ResolvedSampling
-from llorch_serve.sampling.processors import Processor, applying, begin, process
+from llorch_serve.sampling.processors import Processor, begin, process
 from llorch_serve.sampling.selection import FloatArray, IdArray, Values
 from llorch_serve.structured.constraint import Constraint
 
@@ -120,12 +121,7 @@ def sample_batch(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | 
             continue
         # Where nothing applies to a greedy row, the most likely token is it.
         chosen.append(best)
-        if (
-            row.params.temperature
-            or row.constraint is not None
-            or (row.processors and applying(row.processors))
-            or (row.drawable is not None and best not in row.drawable)
-        ):
+        if not (takes_best(row) and accepts(row, best)):
             rest.append(index)
     if rest:
         chosen_from = logits if len(rest) == len(rows) else logits[rest]

@@ -74,8 +74,7 @@ class StageLoader:
         self._view = stage_artifacts(settings.artifact)[settings.number]
         self._graphs = choose_graphs(self._view.manifest, config)
         self._runtime = import_runtime(self._view.manifest.min_onnxruntime)
-        # Rows that cross are copied for each call, so no kernel is recorded.
-        self._provider = activate(config.provider, self._runtime).without_captures()
+        self._provider = activate(config.provider, self._runtime)
         self._memory = device_memory(self._provider, self._runtime)
         self._max_rows: int | None = None
 

@@ -24,6 +24,7 @@ from llorch_serve.providers import (
     check_target,
     import_runtime,
     require_arithmetic,
+    require_unrecorded,
     usable_cpus,
 )
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
@@ -108,6 +109,7 @@ def open_pipeline(
     check_choice(config, len(stages))
     runtime = import_runtime(manifest.min_onnxruntime)
     provider = activate(config.provider, runtime)
+    require_unrecorded(provider, f"{artifact.folder}, which is in stages")
     check_target(manifest.target, provider.runtime_name)
     require_arithmetic(provider.runtime_name, (manifest.recipe.compute_type,))
     if graphs.int8_cache is not None:

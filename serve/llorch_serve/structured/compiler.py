@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from llorch_serve.errors import (
@@ -26,9 +27,7 @@ from llorch_serve.errors import (
     QueueFullError,
     UnsupportedError,
 )
-from llorch_serve.structured.composing import compose
 from llorch_serve.structured.constraint import Program, compute_mask, explain, one_line
-from llorch_serve.structured.examiner import Examiner
 from llorch_serve.structured.limits import (
     MAX_KEPT,
     MAX_OF_CLIENT,
@@ -37,11 +36,13 @@ from llorch_serve.structured.limits import (
     MAX_WAITING,
     parser_limits,
 )
-from llorch_serve.structured.refusals import refused_field
 from llorch_serve.structured.spec import HeldForm, field_of
 from llorch_serve.structured.vocabulary import Vocabulary, build
 from llorch_serve.text.panics import panics_as_errors
 from llorch_serve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llorch_serve.structured.examiner import Examiner
 
 logger = logging.getLogger(__name__)
 
@@ -241,6 +242,10 @@ class GrammarCompiler:
     def _compile(self, cache_salt: str, form: HeldForm) -> Program:
         """Return a form's program. Raises InvalidRequestError, UnsupportedError or QueueFullError."""
         from llguidance import LLMatcher
+
+        from llorch_serve.structured.composing import compose
+        from llorch_serve.structured.examiner import Examiner
+        from llorch_serve.structured.refusals import refused_field
 
         vocabulary = self._prepared()
         grammar = compose(form, vocabulary.special)

@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from llorch_serve.errors import FieldViolation, InvalidRequestError, LibraryPanicError
 from llorch_serve.structured.limits import MOST_OVER_S, STEP_S
-from llorch_serve.structured.vocabulary import Vocabulary
 from llorch_serve.text.panics import panics_as_errors
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+    from llorch_serve.structured.vocabulary import Vocabulary
 
 BoolArray = npt.NDArray[np.bool_]
 P = ParamSpec("P")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from llorch_serve.config import EngineConfig
-from llorch_serve.requests import MAX_ANSWERS, GenerationRequest
+from llorch_serve.requests import MAX_ANSWERS, ChatPrompt, GenerationRequest
 from llorch_serve.terminal.access import WorkerFlags
 from llorch_serve.terminal.answers import show_answers
 from llorch_serve.terminal.generators import open_generator
@@ -65,5 +65,6 @@ def command(
         return engine.config(session.config(provider, slots=slots))
 
     local = [*engine.given(), *session.given(), *provider.given()]
-    with open_generator(model, worker, local, config) as generator:
+    chats = isinstance(request.prompt, ChatPrompt)
+    with open_generator(model, worker, local, config, chats=chats) as generator:
         show_answers(generator.generate(request), options.n, as_json=as_json)

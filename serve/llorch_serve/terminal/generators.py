@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from llorch_serve.config import EngineConfig
+from llorch_serve.loading.collection import uncollected
 from llorch_serve.requests import (
     ContinuationScore,
     EmbedRequest,
@@ -21,6 +22,7 @@ from llorch_serve.terminal.access import WorkerFlags, connected, refuse_local_fl
 from llorch_serve.terminal.target import ModelFlags, find_tokenizer, resolve_artifact
 
 if TYPE_CHECKING:
+    from llorch_serve.calls.interfaces import ClosableGenerator
     from llorch_serve.client.blocking import WorkerClient
 
 
@@ -48,11 +50,14 @@ def open_generator(
     config: Callable[[], EngineConfig],
     *,
     embeds: bool = False,
+    chats: bool = True,
 ) -> Iterator[Generator]:
     """Open what the flags name: the worker of ``--connect``, or the model, which is loaded here.
 
     local: flags that were set and mean something to a model in this process alone; a worker refuses them.
     config: makes the settings of a model in this process. embeds: it may be one that embeds texts.
+    chats: conversations will come, for which more is made ready; it means something where ``embeds`` does
+        not.
     Raises UsageError for flags that do not go together, and what opening either raises.
     """
     if worker.connect is not None:
@@ -61,14 +66,20 @@ def open_generator(
             yield _RemoteGenerator(client)
         return
     worker.refuse()
-    from llorch_serve.terminal.opening import check_signed, open_any, open_worker
-    from llorch_serve.worker.local import LocalClient
+    with uncollected():
+        from llorch_serve.terminal.opening import check_signed, open_any, open_worker
 
     settings = config()
     folder = resolve_artifact(model.target())
     signed = check_signed(folder, model.verify_signature, settings.draft)
-    opened = open_any if embeds else open_worker
-    loaded = opened(folder, settings, tokenizer=find_tokenizer(), signed=signed)
+    tokenizer = find_tokenizer()
+    loaded: ClosableGenerator = (
+        open_any(folder, settings, tokenizer=tokenizer, signed=signed)
+        if embeds
+        else open_worker(folder, settings, tokenizer=tokenizer, signed=signed, chats=chats)
+    )
+    from llorch_serve.worker.local import LocalClient
+
     try:
         yield LocalClient(loaded)
     finally:

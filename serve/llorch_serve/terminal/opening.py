@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from llorch_serve.artifact.signed_files import SignedFolder
 from llorch_serve.config import EngineConfig
 from llorch_serve.loading.worker import AnyWorker, load_any, load_worker, notes
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.terminal.console import say
 from llorch_serve.terminal.requirements import require_signing
-from llorch_serve.worker.embedding_worker import EmbeddingWorker
-from llorch_serve.worker.worker import Worker
 
-W = TypeVar("W", Worker, EmbeddingWorker, AnyWorker)
+if TYPE_CHECKING:
+    from llorch_serve.artifact.signed_files import SignedFolder
+    from llorch_serve.worker.worker import Worker
+
+W = TypeVar("W", "Worker", "AnyWorker")
 
 
 def check_signed(
@@ -36,14 +37,20 @@ def check_signed(
 
 
 def open_worker(
-    folder: Path, config: EngineConfig, *, tokenizer: Path | None, signed: Sequence[SignedFolder] = ()
+    folder: Path,
+    config: EngineConfig,
+    *,
+    tokenizer: Path | None,
+    signed: Sequence[SignedFolder] = (),
+    chats: bool = True,
 ) -> Worker:
     """Load an artifact that generates, or another tool's folder; see
-    :func:`llorch_serve.loading.worker.load_worker` for the errors.
+    :func:`llorch_serve.loading.worker.load_worker` for ``chats`` and the errors.
 
     signed: what :func:`check_signed` returned; ArtifactError is raised if a file has changed since then.
     """
-    return _checked(load_worker(folder, config, report_load, tokenizer=tokenizer, at_once=True), signed)
+    worker = load_worker(folder, config, report_load, tokenizer=tokenizer, at_once=True, chats=chats)
+    return _checked(worker, signed)
 
 
 def open_any(

@@ -53,7 +53,9 @@ def command(
     def config() -> EngineConfig:
         return EngineConfig(session=session.config(threads, slots=1))
 
-    with open_generator(model, worker, [*session.given(), *threads.given()], config) as generator:
+    with open_generator(
+        model, worker, [*session.given(), *threads.given()], config, chats=False
+    ) as generator:
         scores = generator.score(request)
     if as_json:
         write_json({"scores": [_document(*pair) for pair in zip(continuation, scores, strict=True)]})

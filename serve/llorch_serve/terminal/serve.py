@@ -68,6 +68,7 @@ def command(
         only(
             "no_prefix_cache",
             "strict_reuse",
+            "prefill_chunk",
             "lookup",
             "draft",
             "tool_format",

@@ -8,8 +8,15 @@ from typing import Annotated
 import typer
 
 from llorch_serve.artifact.manifest import KvDtype
-from llorch_serve.chat.parsing.registry import AUTO
-from llorch_serve.config import EngineConfig, SessionConfig, StageChoice, check_guesses, read_size
+from llorch_serve.config import (
+    AUTO,
+    DEFAULT_PREFILL_CHUNK,
+    EngineConfig,
+    SessionConfig,
+    StageChoice,
+    check_guesses,
+    read_size,
+)
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import ProviderChoice
 from llorch_serve.providers.table import names
@@ -199,6 +206,15 @@ class EngineFlags(FlagGroup, frozen=True):
             "for what a cache in int8 rounds.",
         ),
     ] = False
+    prefill_chunk: Annotated[
+        int,
+        typer.Option(
+            min=16,
+            max=1024,
+            help="Most prompt tokens in one step. Fewer hold running answers up for less time; whether more "
+            "are faster depends on the CPU (llorch tune tries it).",
+        ),
+    ] = DEFAULT_PREFILL_CHUNK
     lookup: Annotated[
         int,
         typer.Option(
@@ -250,6 +266,7 @@ class EngineFlags(FlagGroup, frozen=True):
             kv_cache=not self.no_kv_cache,
             prefix_cache=not self.no_prefix_cache,
             strict_reuse=self.strict_reuse,
+            prefill_chunk=self.prefill_chunk,
             lookup=self.lookup,
             draft=None if self.draft is None else self.draft.absolute(),
             tool_format=self.tool_format,

@@ -14,20 +14,22 @@ of byte tokens has become; a run is decoded whole once, where it ends.
 from __future__ import annotations
 
 import codecs
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import tokenizers
 
 from llorch_serve.errors import ArtifactError, FieldViolation, InvalidRequestError, LibraryPanicError
-from llorch_serve.text.control_tokens import ControlTokenGuard
 from llorch_serve.text.stops import StopMatcher, ThoughtMarks
+from llorch_serve.text.thread_pool import leave_threads_alone
 from llorch_serve.text.token_bytes import TokenBytes, decoder_rules, fallback_byte
 from llorch_serve.text.tokenizer_library import encoded, read_tokenizer, rust_call
+
+if TYPE_CHECKING:
+    from llorch_serve.text.control_tokens import ControlTokenGuard
 
 MAX_TOKENIZER_BYTES = 128 * 2**20
 REPLACEMENT = "\ufffd"
@@ -44,15 +46,6 @@ MANY_IDS: Final = 64
 """From so many on, ids are decoded without the interpreter's lock; for fewer, giving it away costs more than
 it gains.
 """
-
-
-def leave_threads_alone() -> None:
-    """Keep the library from making a pool of threads.
-
-    Its batches are used for one text each, to be free of the lock; a pool would have nothing to do. As this
-    changes the environment, it comes before whatever reads that on another thread.
-    """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Tokenizer:
@@ -229,6 +222,8 @@ class Tokenizer:
     @cached_property
     def guard(self) -> ControlTokenGuard:
         """Tells control tokens from text that only looks like them. Built when first needed."""
+        from llorch_serve.text.control_tokens import ControlTokenGuard  # nothing but chats needs it
+
         with rust_call:
             return ControlTokenGuard(self._inner)
 

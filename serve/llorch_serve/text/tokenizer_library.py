@@ -90,7 +90,7 @@ def read_tokenizer(data: bytes, *, origin: str) -> tokenizers.Tokenizer:
         description = msgspec.json.decode(data)
         check_tokenizer(description, origin=origin)
         # Written anew: of a key that stands twice the library would see both values, and one was checked.
-        text = msgspec.json.encode(description).decode()
+        text = msgspec.json.encode(_with_short_merges(description)).decode()
         with rust_call:
             inner = tokenizers.Tokenizer.from_str(text)
             inner.no_padding()
@@ -101,6 +101,25 @@ def read_tokenizer(data: bytes, *, origin: str) -> tokenizers.Tokenizer:
         raise _unusable(origin, error) from error
     _try(inner, origin)
     return inner
+
+
+def _with_short_merges(description: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json whose merges are written as ``"a b"`` where they were ``["a", "b"]``, if all of
+    them can be: the library takes either, and reads the former in two thirds of the time.
+    """
+    model = description["model"]
+    merges = model.get("merges")
+    if not isinstance(merges, list) or set(map(type, merges)) != {list} or set(map(len, merges)) != {2}:
+        return description
+    try:
+        written = list(map(" ".join, merges))
+    except TypeError:  # halves that are no text, of which the library tells
+        return description
+    joined = "".join(written)
+    # A space inside a half is no border, and the library skips what looks like the first line of a file.
+    if joined.count(" ") != len(written) or "#version" in joined:
+        return description
+    return {**description, "model": {**model, "merges": written}}
 
 
 def _try(inner: tokenizers.Tokenizer, origin: str) -> None:

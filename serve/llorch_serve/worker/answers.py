@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from llorch_serve.chat.parsing.answer import AnswerParser
 from llorch_serve.engine.sequence import FinishReason, Sequence, TokenEvent
 from llorch_serve.requests import Completion, GenerationUpdate, JoinedUpdates, UpdateSink
 from llorch_serve.sampling.logprobs import TokenLogprobs, name_tokens
@@ -16,6 +15,9 @@ from llorch_serve.sampling.params import MAX_SEED
 from llorch_serve.structured.spec import HeldForm
 from llorch_serve.text.tokenizer import TextStream, Tokenizer
 from llorch_serve.worker.jobs import ended
+
+if TYPE_CHECKING:
+    from llorch_serve.chat.parsing.answer import AnswerParser
 
 _SEED_STEP: Final = 0x9E3779B97F4A7C15
 """Odd, so that the seeds of one request differ; 2**64 over the golden ratio, so that they are far from those

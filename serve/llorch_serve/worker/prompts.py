@@ -1,24 +1,23 @@
 """From a prompt of any kind to token ids: text, ids as they are, or a conversation through the model's
-template.
+template (``chats.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from llorch_serve.chat.parsing.answer import AnswerParser, expected_thought, held_form, parser_for
-from llorch_serve.chat.parsing.reasoning import ExpectedThought
-from llorch_serve.chat.parsing.registry import AUTO, choose_formats
-from llorch_serve.chat.template import ChatTemplate, encode_chat
-from llorch_serve.chat.tools import shown_tools
+from llorch_serve.config import AUTO
 from llorch_serve.errors import FieldViolation, InvalidRequestError
 from llorch_serve.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from llorch_serve.structured.spec import HeldForm, Structured
 from llorch_serve.text.tokenizer import Tokenizer
 from llorch_serve.worker.served import ServedModel
+
+if TYPE_CHECKING:
+    from llorch_serve.chat.parsing.answer import AnswerParser
+    from llorch_serve.chat.parsing.reasoning import ExpectedThought
+    from llorch_serve.worker.chats import Chats
 
 _NORMALISING: Final = 4
 """How many times shorter a tokenizer's normaliser may make a text before its length is held against it."""
@@ -31,16 +30,12 @@ COUNTED_TOKENS: Final = 2**16
 context is exceeded.
 """
 
-SMALL_CHAT_CHARS: Final = 2**18
-"""What a template may be given in any case: it may leave out most of a conversation, and is fast with so
-much.
-"""
-
 
 class PromptEncoder:
     """Encodes prompts for one model, and knows how it answers chats. Safe to use from many threads.
 
     tool_format, reasoning_format: see :class:`llorch_serve.config.EngineConfig`.
+    chats: conversations will come, so that all for them is made now; False: when the first one comes.
     Raises ArtifactError for a broken template, UsageError for a format that does not exist.
     """
 
@@ -51,24 +46,26 @@ class PromptEncoder:
         *,
         tool_format: str = AUTO,
         reasoning_format: str = AUTO,
+        chats: bool = True,
     ) -> None:
-        manifest = artifact.manifest
         self.tokenizer = tokenizer
-        self._model_id = manifest.model_id
-        self._vocab_size = manifest.model.vocab_size
-        sources = artifact.chat_templates()
-        self._templates = _compiled(sources, artifact, tokenizer)
-        if self._templates:
-            tokenizer.guard  # noqa: B018 - made now, as no request may wait for it
-        self._formats = {
-            name: choose_formats(source, tools=tool_format, reasoning=reasoning_format)
-            for name, source in sources.items()
-        }
+        self._manifest = artifact.manifest
+        self._vocab_size = artifact.manifest.model.vocab_size
+        self._sources = artifact.chat_templates()
+        self._formats = {"tool_format": tool_format, "reasoning_format": reasoning_format}
+        if chats or set(self._formats.values()) != {AUTO}:  # a format that was named may not exist
+            self._chats  # noqa: B018 - made now, as no request may wait for it
+
+    @cached_property
+    def _chats(self) -> Chats:
+        from llorch_serve.worker.chats import Chats
+
+        return Chats(self._sources, self._manifest, self.tokenizer, **self._formats)
 
     @property
     def has_template(self) -> bool:
         """Whether the model has a chat template."""
-        return bool(self._templates)
+        return bool(self._sources)
 
     def encode(self, prompt: Prompt, *, context: int) -> tuple[tuple[int, ...], str]:
         """Return a prompt's token ids and the text they stand for.
@@ -89,15 +86,7 @@ class PromptEncoder:
             ids = self.tokenizer.encode(prompt.text, add_special_tokens=added, most=context)
             # A text may bring the BOS that the tokenizer adds.
             return self.tokenizer.started(ids) if added else ids, prompt.text
-        template = self._templates[self.template_name(prompt)]
-        if (found := _chars_of(prompt)) > max(most_chars, SMALL_CHAT_CHARS):
-            problem = (
-                f"found {found} characters in messages, tools, documents and arguments together; expected "
-                f"at most "
-                f"{max(most_chars, SMALL_CHAT_CHARS)} for a context of {context} tokens"
-            )
-            raise InvalidRequestError([FieldViolation("input.chat", problem)])
-        return encode_chat(self.tokenizer, template, prompt, most=context, most_chars=most_chars)
+        return self._chats.encode(prompt, context=context, most_chars=most_chars)
 
     def encode_cut(self, prompt: TextPrompt, most: int) -> tuple[int, ...]:
         """Return a text's token ids, ``most`` at most: what is too much is cut off at the text's end, before
@@ -138,22 +127,6 @@ class PromptEncoder:
             )
             raise InvalidRequestError([FieldViolation(field, problem)])
 
-    def template_name(self, prompt: ChatPrompt) -> str:
-        """Return the name of the template that renders a prompt, as transformers chooses it. Raises
-        InvalidRequestError.
-        """
-        if not self._templates:
-            found = f"{self._model_id} has no chat template; send text or tokens instead"
-            raise InvalidRequestError([FieldViolation("input.chat", found)])
-        if prompt.template_name is None:
-            return "tool_use" if shown_tools(prompt) and "tool_use" in self._templates else "default"
-        if prompt.template_name not in self._templates:
-            found = (
-                f"found {prompt.template_name[:100]!r}, expected one of {', '.join(sorted(self._templates))}"
-            )
-            raise InvalidRequestError([FieldViolation("input.chat.template_name", found)])
-        return prompt.template_name
-
     def form(self, prompt: Prompt, rendered: str, asked: Structured | None) -> HeldForm | None:
         """Return the form that the answer to a prompt is held to; None: it is free.
 
@@ -162,7 +135,7 @@ class PromptEncoder:
         """
         if not isinstance(prompt, ChatPrompt):
             return asked
-        return held_form(self._formats[self.template_name(prompt)], prompt, rendered, asked)
+        return self._chats.form(prompt, rendered, asked)
 
     def parser(
         self, prompt: Prompt, rendered: str, *, key: str, form: HeldForm | None = None
@@ -174,20 +147,19 @@ class PromptEncoder:
         """
         if not isinstance(prompt, ChatPrompt):
             return None
-        return parser_for(self._formats[self.template_name(prompt)], prompt, rendered, key=key, form=form)
+        return self._chats.parser(prompt, rendered, key=key, form=form)
 
     def thought(self, prompt: Prompt, rendered: str, *, held: bool) -> ExpectedThought | None:
         """Return the thought that the answer to a prompt may begin with. held: it is held to a form."""
         if not isinstance(prompt, ChatPrompt):
             return None
-        return expected_thought(self._formats[self.template_name(prompt)], prompt, rendered, held=held)
+        return self._chats.thought(prompt, rendered, held=held)
 
     def kept_tokens(self, prompt: Prompt) -> frozenset[int]:
         """Return the special tokens that are markers of the formats in which a prompt is answered."""
         if not isinstance(prompt, ChatPrompt):
             return frozenset()
-        markers = self._formats[self.template_name(prompt)].markers(calls=bool(shown_tools(prompt)))
-        return frozenset(id_ for id_, text in self.tokenizer.special_tokens.items() if text in markers)
+        return self._chats.kept_tokens(prompt)
 
     def violations(self, ids: tuple[int, ...], *, context: int) -> list[FieldViolation]:
         """Return what keeps encoded ids from being run in a context of so many tokens; empty if all is
@@ -217,30 +189,3 @@ class PromptEncoder:
 def _too_long(found: int, context: int) -> FieldViolation:
     problem = f"found a prompt of {found} tokens; the context holds {context}, prompt and answer together"
     return FieldViolation("input", problem)
-
-
-def _chars_of(prompt: ChatPrompt) -> int:
-    """Return how many characters a template is given."""
-    found = sum(map(len, (*prompt.tools, *prompt.documents, prompt.template_arguments or "")))
-    for message in prompt.messages:
-        parts = message.content if isinstance(message.content, tuple) else (message.content or "",)
-        optional = (message.name, message.tool_call_id, message.reasoning_content)
-        found += len(message.role) + sum(map(len, parts)) + sum(len(text) for text in optional if text)
-        found += sum(len(call.name) + len(call.arguments) + len(call.id) for call in message.tool_calls)
-    return found
-
-
-def _compiled(
-    sources: Mapping[str, str], artifact: ServedModel, tokenizer: Tokenizer
-) -> dict[str, ChatTemplate]:
-    manifest = artifact.manifest
-
-    def written(token_id: int | None) -> str | None:
-        return None if token_id is None else tokenizer.token_text(token_id)
-
-    if isinstance(manifest.template_tokens, msgspec.UnsetType):
-        bos, eos, others = written(manifest.bos_token_id), written(manifest.eos_token_id), {}
-    else:
-        others = dict(manifest.template_tokens)
-        bos, eos = others.pop("bos_token", None), others.pop("eos_token", None)
-    return {name: ChatTemplate(source, bos, eos, other_tokens=others) for name, source in sources.items()}

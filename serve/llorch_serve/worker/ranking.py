@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from llorch_serve.config import AUTO
 from llorch_serve.errors import FieldViolation, InvalidRequestError, UsageError
 from llorch_serve.requests import ChatMessage, ChatPrompt, ContinuationScore, RankRequest
 from llorch_serve.worker.prompts import PromptEncoder
@@ -18,7 +19,6 @@ from llorch_serve.worker.scoring import MAX_SCORED_CHARS, ScoredPair
 
 MAX_DOCUMENTS: Final = 256
 
-AUTO: Final = "auto"
 QWEN3: Final = "qwen3"
 NONE: Final = "none"
 NAMES: Final = (AUTO, QWEN3, NONE)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
+
+import numpy.typing as npt
 
 
 class PlayedMemory:
@@ -13,6 +16,7 @@ class PlayedMemory:
     def __init__(self, free: int = 2**30) -> None:
         self.free = free
         self.waiting = 0  # copies that nobody has waited for
+        self.bytes_read = 0  # that came to the host
 
     def free_bytes(self) -> int:
         return self.free
@@ -24,3 +28,7 @@ class PlayedMemory:
 
     def wait(self) -> None:
         self.waiting = 0
+
+    def read(self, target: npt.NDArray[Any], source: int) -> None:
+        self.bytes_read += target.nbytes
+        ctypes.memmove(target.ctypes.data, source, target.nbytes)

@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 from llorch_serve.chat.parsing.calls import CallFormat
 from llorch_serve.chat.parsing.reasoning import ReasoningFormat
 from llorch_serve.chat.parsing.tool_formats import TOOL_FORMATS
+from llorch_serve.config import AUTO
 from llorch_serve.errors import UsageError
 from llorch_serve.structured.spec import CallWriting
 
-AUTO: Final = "auto"
 NONE: Final = "none"
 
 REASONING_FORMATS: Final = (

@@ -1,0 +1,12 @@
+"""Flags of an engine reach its settings."""
+
+from __future__ import annotations
+
+from llorch_serve.config import DEFAULT_PREFILL_CHUNK, EngineConfig, SessionConfig
+from llorch_serve.terminal.session_flags import EngineFlags
+
+
+def test_a_step_takes_as_many_prompt_tokens_as_is_said_and_else_the_engines_own_number() -> None:
+    session = SessionConfig(threads=1)
+    assert EngineFlags(prefill_chunk=128).config(session) == EngineConfig(session, prefill_chunk=128)
+    assert EngineFlags().config(session).prefill_chunk == DEFAULT_PREFILL_CHUNK

@@ -1,0 +1,154 @@
+"""For somebody who waits, the graph that decodes is loaded when it is first run, and errors come as if it had
+been there.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from llorch_serve.errors import ArtifactError, ProviderError
+from llorch_serve.providers import CPU
+from llorch_serve.runtime.binding import load_graphs
+from llorch_serve.runtime.graph_choice import GraphChoice, GraphFile
+from llorch_serve.runtime.graph_loading import attention_kernel
+from llorch_serve.runtime.late_graph import LateGraph
+from support.builders.tiny_artifact import tiny_manifest
+
+MANIFEST = tiny_manifest()
+DECODE = GraphFile("decode", MANIFEST.recipe)
+ONE = GraphChoice(MANIFEST.kv, DECODE, None, None)
+TWO = GraphChoice(MANIFEST.kv, DECODE, GraphFile("prompts", MANIFEST.recipe), None)
+ARTIFACT = mock.Mock(manifest=MANIFEST, folder=Path("a"))
+
+
+@dataclass
+class Loader:
+    """Stands for a binder. provider: what it loads on.
+
+    meeting: where a graph that is looked at and the one for prompts wait for each other. broken: graphs that
+    do not load. seen: loads, in the order of their beginnings.
+    """
+
+    provider: Any = field(default_factory=lambda: mock.Mock(runtime_name=CPU))
+    meeting: threading.Barrier | None = None
+    broken: tuple[str, ...] = ()
+    seen: list[str] = field(default_factory=list)
+    artifact: Any = ARTIFACT
+    folder: Path = Path("a")
+    cut: None = None
+
+    def load(self, path: Path, *_: object, plain_attention: bool, packed: bool = True) -> tuple[Any, Any]:
+        name = path.name if packed else f"{path.name} unpacked"
+        self.seen.append(name)
+        if self.meeting is not None and name != "decode":
+            self.meeting.wait()
+        if name in self.broken:
+            raise ArtifactError(name)
+        return f"where {name}", name
+
+
+def load(loader: Loader, graphs: GraphChoice = TWO, *, prompts_first: bool = True) -> Any:
+    return load_graphs(loader, graphs, context=64, prompts_first=prompts_first)  # type: ignore[arg-type]
+
+
+def test_prompts_are_there_and_the_graph_that_decodes_is_looked_at_beside_them() -> None:
+    loader = Loader(meeting=threading.Barrier(2, timeout=20))
+    found = load(loader)
+    assert (found.where, found.prompts, found.decode) == ("where decode unpacked", "prompts", None)
+    assert sorted(loader.seen) == ["decode unpacked", "prompts"]
+    assert found.load_decode() == "decode"
+
+
+@pytest.mark.parametrize(
+    ("loader", "graphs", "options", "order"),
+    [
+        (Loader(), TWO, {"prompts_first": False}, ["decode", "prompts"]),
+        (Loader(provider=mock.Mock(runtime_name="Other")), TWO, {}, ["decode", "prompts"]),
+        (Loader(), ONE, {}, ["decode"]),
+    ],
+    ids=["not asked", "another provider", "one graph"],
+)
+def test_else_all_is_there(
+    loader: Loader, graphs: GraphChoice, options: dict[str, Any], order: list[str]
+) -> None:
+    found = load(loader, graphs, **options)
+    assert (found.decode, found.load_decode) == ("decode", None)
+    assert loader.seen == order
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (("decode unpacked", "prompts"), "decode unpacked"),
+        (("decode unpacked",), "decode unpacked"),
+        (("prompts",), "prompts"),
+    ],
+)
+def test_what_is_broken_is_told_at_once_that_of_the_graph_that_decodes_first(
+    broken: tuple[str, ...], told: str
+) -> None:
+    loader = Loader(broken=broken, meeting=threading.Barrier(2, timeout=20))
+    with pytest.raises(ArtifactError, match=told):
+        load(loader)
+    assert "decode" not in loader.seen
+
+
+def test_a_graph_that_is_looked_at_leaves_the_other_ones_kernel_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+    monkeypatch.delenv(name, raising=False)
+    looked_at = attention_kernel(plain=False)
+    with looked_at:
+        prompts = attention_kernel(plain=True)
+        prompts.__enter__()
+        assert os.environ[name] == "1"
+    assert os.environ[name] == "1"
+    prompts.__exit__(None, None, None)
+    assert name not in os.environ
+
+
+class Bound:
+    """A graph that returns what it is asked."""
+
+    def __init__(self, session: object) -> None:
+        self.session = session
+
+    def run(self, *asked: object) -> Any:
+        return self.session, asked
+
+
+def test_the_first_call_loads_the_graph_and_binds_it_once() -> None:
+    done: list[str] = []
+    late = LateGraph(
+        lambda: done.append("loaded") or "session", lambda got: done.append("bound") or Bound(got)
+    )
+    assert done == []
+    for step in range(2):
+        assert late.run(0, [step], [1], [0]) == ("session", (0, [step], [1], [0]))
+    assert done == ["loaded", "bound"]
+
+
+def failing(error: Exception) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ArtifactError("decode.onnx cannot be loaded"), ProviderError),  # which ends the call's answers alone
+        (MemoryError("decode.onnx cannot be loaded"), MemoryError),
+    ],
+)
+def test_a_graph_that_cannot_be_loaded_after_all_fails_the_call_by_its_name(
+    error: Exception, told: type[Exception]
+) -> None:
+    with pytest.raises(told, match=r"^decode.onnx cannot be loaded$"):
+        LateGraph(lambda: failing(error), lambda _: pytest.fail("nothing to bind")).run(0, [1], [1], [0])
