@@ -23,6 +23,7 @@ from llorch_serve.text.thread_pool import leave_threads_alone
 if TYPE_CHECKING:
     from llorch_serve.engine.capabilities import Capabilities
     from llorch_serve.foreign.model import ForeignModel
+    from llorch_serve.loading.draft import DraftModel
     from llorch_serve.stages.hosts import HostOpener
     from llorch_serve.stages.pipeline import Pipeline
     from llorch_serve.worker.embedding_worker import EmbeddingWorker
@@ -124,12 +125,7 @@ def _generating(
             return open_model(model, config.session, report, prompts_first=at_once, beside=beside), None
         return pipeline.sessions[0], pipeline
 
-    check_guesses(config)
-    draft = None
-    if config.draft is not None:
-        from llorch_serve.loading.draft import find_draft
-
-        draft = find_draft(config.draft, model, tokenizer, config.session)
+    draft = _draft(config, model, tokenizer)
     leave_threads_alone()
     with uncollected():
         if at_once:
@@ -148,6 +144,16 @@ def _generating(
             raise
     give_back_freed()  # tokenizers are built out of many small pieces
     return worker
+
+
+def _draft(config: EngineConfig, model: Artifact | ForeignModel, tokenizer: Path | None) -> DraftModel | None:
+    """Return the draft that the settings ask for, checked. Raises as find_draft does."""
+    check_guesses(config)
+    if config.draft is None:
+        return None
+    from llorch_serve.loading.draft import find_draft
+
+    return find_draft(config.draft, model, tokenizer, config.session)
 
 
 def _close(pipeline: Pipeline | None) -> None:
