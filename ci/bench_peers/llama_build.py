@@ -1,9 +1,10 @@
-"""The build of llama.cpp that this machine runs: the compiler's ``native``, or that without AMX.
+"""The build of llama.cpp that this machine runs: the compiler's ``native``, or the next one that does.
 
-pip compiles llama-cpp-python for every instruction set that the CPU names. Where a hypervisor names AMX and
-does not let a guest run it, such a library ends with SIGILL. ``python -m bench_peers.llama_build FOLDER
-GGUF``, which ``ci/peers`` runs, tries the library in the environment that was made, and compiles it again if
-it must.
+pip compiles llama-cpp-python for every instruction set that the CPU names. With AMX such a library may end
+with SIGILL or SIGSEGV: GCC 12 takes ``_tile_loadconfig`` for an instruction that reads 8 of its 64 bytes, and
+drops the writes of the others, so that tiles have whatever shapes lay there. ``python -m
+bench_peers.llama_build FOLDER GGUF``, which ``ci/peers`` runs, tries the library in the environment that was
+made, and compiles it again if it must.
 """
 
 from __future__ import annotations
@@ -11,46 +12,62 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from bench_peers.models import PeersFolder
 from bench_peers.peers import llama_cpp
-from bench_peers.processes import IllegalInstructionError, run_process
+from bench_peers.processes import CrashError, run_process
 from bench_peers.protocol import ProtocolError, Task, parse_measurements
 from llorch_serve.errors import LlorchError
 from llorch_serve.providers import usable_cpus
 from llorch_serve.terminal.console import fail, say
 
-WITHOUT_AMX: Final = "built without AMX, whose instructions end it on this machine"
-"""What the record in the environment says, and the table."""
 
-# GGML_AMX_INT8=OFF does nothing beside GGML_NATIVE, which keeps all other instruction sets: the code of AMX
-# is there where the compiler's own macro is.
-_UNDEFINED: Final = "-U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__"
-CMAKE_ARGS: Final = shlex.join(
-    ("-DLLAVA_BUILD=OFF", f"-DCMAKE_C_FLAGS={_UNDEFINED}", f"-DCMAKE_CXX_FLAGS={_UNDEFINED}")
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Another build. how: in words, for the record and the table. flags: the compiler's."""
+
+    how: str
+    flags: str
+
+    @property
+    def cmake_args(self) -> str:
+        """Those of ``ci/peers``, and the flags."""
+        flags = (f"-DCMAKE_C_FLAGS={self.flags}", f"-DCMAKE_CXX_FLAGS={self.flags}")
+        return shlex.join(("-DLLAVA_BUILD=OFF", *flags))
+
+
+BUILDS: Final = (
+    Build("built with -fno-dse, without which AMX ends it on this machine", "-fno-dse"),
+    # GGML_AMX_INT8=OFF does nothing beside GGML_NATIVE, which keeps all other instruction sets: the code of
+    # AMX is there where the compiler's own macro is.
+    Build("built without AMX, which ends it on this machine", "-U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__"),
 )
-"""Those of ``ci/peers``, and AMX off."""
+"""What is tried when the native build crashes, in this order: the first keeps AMX."""
 _PACKAGE: Final = "llama-cpp-python"
 
 
 def require_working(peers: PeersFolder, gguf: Path, tell: Callable[[str], None] = say) -> None:
-    """Try the library, and compile it again without AMX if it meets an illegal instruction.
+    """Try the library, and compile it anew, build by build, while it crashes.
 
-    Raises IllegalInstructionError if it does without AMX too, ResourceError if it fails in another way or
-    cannot be compiled.
+    Raises CrashError if the last build does too, ResourceError if it fails in another way or cannot be
+    compiled.
     """
-    try:
-        _try(peers, gguf)
-    except IllegalInstructionError as error:
-        if peers.llama_build.exists():
-            raise IllegalInstructionError(
-                f"llama.cpp ends, {WITHOUT_AMX}, with SIGILL all the same"
-            ) from error
-        tell("llama.cpp's native build met an illegal instruction (SIGILL); it is built again without AMX")
-        _build_without_amx(peers)
-        _try(peers, gguf)
+    record = peers.llama_build
+    now = record.read_text(encoding="ascii").strip() if record.exists() else "native"
+    names = ["native", *(build.how for build in BUILDS)]
+    for build in BUILDS[names.index(now) :]:
+        try:
+            _try(peers, gguf)
+        except CrashError as error:
+            tell(f"llama.cpp, {now}, ends with {error.signal}; it is compiled again: {build.how}")
+            _compile(peers, build)
+            now = build.how
+        else:
+            return
+    _try(peers, gguf)
 
 
 def _try(peers: PeersFolder, gguf: Path) -> None:
@@ -62,7 +79,7 @@ def _try(peers: PeersFolder, gguf: Path) -> None:
     parse_measurements(llama_cpp(peers, gguf, "").answer(task))
 
 
-def _build_without_amx(peers: PeersFolder) -> None:
+def _compile(peers: PeersFolder, build: Build) -> None:
     python = peers.main_python
     code = f"import importlib.metadata; print(importlib.metadata.version({_PACKAGE!r}))"
     version = run_process(python, "-I", "-c", code).strip()
@@ -70,9 +87,9 @@ def _build_without_amx(peers: PeersFolder) -> None:
     run_process(
         *(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"),
         *("--force-reinstall", "--no-deps", "--no-binary", _PACKAGE, f"{_PACKAGE}=={version}"),
-        CMAKE_ARGS=CMAKE_ARGS,
+        CMAKE_ARGS=build.cmake_args,
     )
-    peers.llama_build.write_text(f"{WITHOUT_AMX}\n", encoding="ascii")
+    peers.llama_build.write_text(f"{build.how}\n", encoding="ascii")
 
 
 def main() -> None:

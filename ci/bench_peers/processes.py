@@ -21,8 +21,18 @@ _FIRST_LIMIT_S: Final = 300
 """Longest that a command may take which prints one short answer."""
 
 
-class IllegalInstructionError(ResourceError):
-    """A program was ended by SIGILL: it was built for instructions that this machine does not run."""
+class CrashError(ResourceError):
+    """A program was ended by SIGILL or SIGSEGV, as one that was built wrongly, or for another machine.
+
+    signal: its name.
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        self.signal = name
+        super().__init__(message)
+
+
+_CRASHES: Final = (signal.SIGILL, signal.SIGSEGV)
 
 
 def run_process(
@@ -37,7 +47,7 @@ def run_process(
     python_path: the one folder that PYTHONPATH shall name, for an interpreter other than this one; None
         leaves it alone.
     accept: exit codes that are no failure. variables: added to its environment.
-    Raises ResourceError, with the last line the program said, and of that IllegalInstructionError for SIGILL.
+    Raises ResourceError, with the last line the program said, and of that CrashError for SIGILL and SIGSEGV.
     """
     line = [str(argument) for argument in arguments]
     try:
@@ -52,7 +62,7 @@ def run_process(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise ResourceError(f"{' '.join(line[:4])} took over {_LIMIT_S} seconds and was ended") from error
+        raise ResourceError(f"{_shown(line)} took over {_LIMIT_S} seconds and was ended") from error
     if done.returncode not in accept:
         raise _failure(line, done.returncode, done.stderr or done.stdout)
     return done.stdout
@@ -88,7 +98,7 @@ def first_output_s(*arguments: Path | str, stdin: str = "", python_path: Path | 
     if code:
         raise _failure(line, code, said)
     if not first:
-        raise ResourceError(f"{' '.join(line[:4])} ended well and printed nothing")
+        raise ResourceError(f"{_shown(line)} ended well and printed nothing")
     return elapsed
 
 
@@ -100,13 +110,16 @@ def _environment(python_path: Path | None) -> dict[str, str]:
     return environment
 
 
+def _shown(line: list[str]) -> str:
+    """Return the beginning of a command line, without code of several lines."""
+    return " ".join(argument for argument in line[:4] if "\n" not in argument)
+
+
 def _failure(line: list[str], code: int, said: str) -> ResourceError:
     """Return the error of a process that ended with ``code``; negative ones are signals."""
-    program = " ".join(line[:4])
-    if code == -signal.SIGILL:
-        return IllegalInstructionError(
-            f"{program} met an illegal instruction (SIGILL): it was built for others than this machine runs"
-        )
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    program = _shown(line)
+    name = signal.Signals(-code).name if code < 0 else ""
+    how = f"was ended by {name}" if name else f"ended with {code}"
     last = said.strip().splitlines()[-1:] or ["it said nothing"]
-    return ResourceError(f"{program} {how}: {last[0][:300]}")
+    message = f"{program} {how}: {last[0][:300]}"
+    return CrashError(message, name) if -code in _CRASHES else ResourceError(message)
