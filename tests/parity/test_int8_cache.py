@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from llorch_export.artifact.cache_scales import measure_scales
 from llorch_serve.artifact.folder import Artifact, load_artifact
+from llorch_serve.cache import handoff
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
@@ -21,7 +24,7 @@ from llorch_serve.runtime.session import DecoderSession
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, random_ids
-from tolerances import KL_INT8_CACHE
+from tolerances import KL_INT8_CACHE, STEPWISE_LOGITS
 
 Logits = npt.NDArray[np.float32]
 Rounded = npt.NDArray[np.int8]
@@ -203,6 +206,33 @@ def test_part_of_the_last_prompt_is_taken_up_unrounded_in_its_own_slot(artifact:
     session.prefill(0, ids[:40], 0)
     session.verify(0, ids[40:50], 40)
     assert not np.array_equal(session.prefill(0, others[10:], 50, range(10)), expected[10:])
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32" or mmap.PAGESIZE > 4096,
+    reason="Windows takes no memory back, and a tiny model's rows have no whole large page",
+)
+def test_what_a_long_prompt_took_goes_back_when_another_begins(
+    artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = opened(artifact).prefill(1, random_ids(70, seed=5), 0).copy()
+    monkeypatch.setattr(handoff, "KEPT", 8)
+    session = opened(artifact)
+    session.prefill(0, random_ids(100), 0)
+    under_way = session._handoff  # what it keeps has no other effect than memory
+    assert under_way is not None
+    rows = [
+        under_way.prompt.rows(layer, kind, 0, 1)
+        for layer in range(artifact.manifest.kv.layers)
+        for kind in ("key", "value")
+    ]
+    taken = sum(np.count_nonzero(row) for row in rows)
+    session.prefill(1, random_ids(2, seed=4), 0)
+    assert sum(np.count_nonzero(row) for row in rows) < 0.75 * taken
+    # A prompt that goes on keeps what it has.
+    ids = random_ids(70, seed=5)
+    session.prefill(1, ids[:32], 0, ())
+    assert np.abs(session.prefill(1, ids[32:], 32) - expected).max() < STEPWISE_LOGITS
 
 
 def test_the_cost_of_rounding_is_small(artifact: Artifact) -> None:

@@ -55,7 +55,9 @@ class Loader:
 
 
 def load(loader: Loader, graphs: GraphChoice = TWO, *, prompts_first: bool = True) -> Any:
-    return load_graphs(loader, graphs, context=64, prompts_first=prompts_first)  # type: ignore[arg-type]
+    return load_graphs(  # type: ignore[arg-type]
+        loader, graphs, context=64, slots=2, prompts_first=prompts_first
+    )
 
 
 def test_prompts_are_there_and_the_graph_that_decodes_is_looked_at_beside_them() -> None:

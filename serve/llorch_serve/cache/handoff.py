@@ -9,6 +9,7 @@ another slot's prefix is taken up, what that slot holds is widened first.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,11 @@ from llorch_serve.cache.kv_cache import KvCache
 from llorch_serve.errors import ArtifactError
 
 Scales = npt.NDArray[np.float32]
+
+KEPT: Final = 2048
+"""Positions whose memory the prompt's cache keeps from one prompt to the next; what a longer one has taken
+beyond them goes back to the system when another begins.
+"""
 
 
 def read_scales(path: Path, kv: KvLayout) -> Scales:
@@ -57,6 +63,7 @@ class Handoff:
         self._inverse = {place: 1 / scale for place, scale in self._scales.items()}
         self._slot: int | None = None
         self._length = 0
+        self._reached = 0
 
     def begin(self, slot: int, start: int) -> None:
         """Make the prompt's cache hold the first ``start`` positions of a slot."""
@@ -64,12 +71,17 @@ class Handoff:
         # calls have written nothing below that in the slot since. So continuations of one context read it as
         # the first
         # one did.
-        if start and not (slot == self._slot and start <= self._length):
+        goes_on = slot == self._slot and start <= self._length
+        if not goes_on and self._reached > KEPT:
+            self.prompt.release(0, KEPT)
+            self._reached = KEPT
+        if start and not goes_on:
             for (layer, kind), scale in self._scales.items():
                 widened = self.prompt.rows(layer, kind, 0, 1)[0, :, :start]
                 # Twice as fast as one product of the two types.
                 np.copyto(widened, self._slots.rows(layer, kind, slot, 1)[0, :, :start])
                 np.multiply(widened, scale, out=widened)
+            self._reached = max(self._reached, start)
         self._slot, self._length = slot, start
 
     def end(self, stop: int) -> None:
@@ -85,6 +97,7 @@ class Handoff:
             target = self._slots.rows(layer, kind, self._slot, 1)[0, :, start:stop]
             np.copyto(target, steps, casting="unsafe")
         self._length = stop
+        self._reached = max(self._reached, stop)
 
     def overwritten(self, slot: int) -> None:
         """Forget the prompt if it was that slot's: it now holds something else."""

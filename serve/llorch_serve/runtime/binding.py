@@ -30,13 +30,9 @@ from llorch_serve.runtime.graph_choice import GraphChoice
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
 from llorch_serve.runtime.late_graph import LateGraph
 from llorch_serve.runtime.row_pairs import PairedGraph
+from llorch_serve.runtime.score_memory import plain_fits
 from llorch_serve.runtime.session import Graph, SessionGraphs
 from llorch_serve.runtime.stage_graph import CrossingRows, Cut, StageGraph
-
-_MAX_SCORE_BYTES: Final = 2**28
-"""Bytes of attention scores that the plain kernel may hold at once. In longer contexts prompts take the
-kernel that works in tiles.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +141,19 @@ class LoadedGraphs:
 
 
 def load_graphs(
-    binder: Binder, graphs: GraphChoice, *, context: int, prompts_first: bool = False
+    binder: Binder, graphs: GraphChoice, *, context: int, slots: int, prompts_first: bool = False
 ) -> LoadedGraphs:
-    """Load the chosen graphs. context: tokens that a slot may hold. Raises as :meth:`Binder.load`, of several
-    errors that of the graph which decodes.
+    """Load the chosen graphs. Raises as :meth:`Binder.load`, of several errors that of the graph which
+    decodes.
 
+    context: tokens that a slot may hold. slots: most sequences in a call.
     prompts_first: load the graph for prompts, and see that the one that decodes is sound, which takes a
         quarter of its load; the rest is left to its first call. On the CPU.
     """
     artifact = binder.artifact
-    manifest, plain = artifact.manifest, graphs.int8_cache is not None
+    manifest = artifact.manifest
+    rows = slots if graphs.prompts is not None else max(slots, DEFAULT_PREFILL_CHUNK)
+    plain = graphs.int8_cache is not None and plain_fits(manifest, rows=rows, context=context)
     late = prompts_first and graphs.prompts is not None and binder.provider.runtime_name == CPU
 
     def load_decode(*, packed: bool) -> tuple[Placement, Any]:
@@ -165,12 +164,11 @@ def load_graphs(
 
     def load_prompts() -> Any:
         assert graphs.prompts is not None
-        score_bytes = 4 * manifest.model.num_attention_heads * DEFAULT_PREFILL_CHUNK * context
         return binder.load(
             binder.folder / graphs.prompts.name,
             graphs.prompts.recipe,
             manifest.kv.dtype if graphs.int8_cache is not None else graphs.kv.dtype,
-            plain_attention=score_bytes <= _MAX_SCORE_BYTES,
+            plain_attention=plain_fits(manifest, rows=DEFAULT_PREFILL_CHUNK, context=context),
         )[1]
 
     with contextlib.ExitStack() as beside:

@@ -34,6 +34,7 @@ from llorch_serve.runtime.greedy_graph import greedy_session
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import Beside, plan_memory, widening_notice
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
+from llorch_serve.runtime.score_memory import most_rows
 from llorch_serve.runtime.session import DecoderSession
 
 
@@ -75,7 +76,10 @@ def open_session(
         plan = plan_memory(manifest, graphs, config, provider, memory, beside)
         threads = config.threads or usable_cpus()
         folder, not_shared = _where_graphs_lie(artifact, graphs, config, runtime, provider)
-        max_rows, few_rows = (None, None) if on_cpu else _limited_rows(runtime, provider, threads)
+        context = plan.capacity.context
+        max_rows, few_rows = (
+            (most_rows(manifest, context), None) if on_cpu else _limited_rows(runtime, provider, threads)
+        )
         greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
         own = plan.capacity.notice(manifest.context_length)
         notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), not_shared))
@@ -92,7 +96,9 @@ def open_session(
             greedy=greedy,
         )
         cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
-        loaded = load_graphs(binder, graphs, context=plan.capacity.context, prompts_first=prompts_first)
+        loaded = load_graphs(
+            binder, graphs, context=context, slots=plan.buffers.slots, prompts_first=prompts_first
+        )
         bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
         if manifest.widened_bytes:
             give_back_freed()

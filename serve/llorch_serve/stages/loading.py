@@ -25,6 +25,7 @@ from llorch_serve.runtime.graph_choice import choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import buffers_of
 from llorch_serve.runtime.operator_check import attention_rows
+from llorch_serve.runtime.score_memory import most_rows
 from llorch_serve.runtime.stage_graph import CrossingRows, Cut
 from llorch_serve.stages.stage import LanePart, Stage, StageFacts
 
@@ -112,7 +113,8 @@ class StageLoader:
             make_cache(self._graphs.kv, plan.buffers, self._runtime, self._provider, self._memory)
             for plan in plans
         ]
-        loaded = load_graphs(binder, self._graphs, context=lanes[0].context)
+        most = max(plan.buffers.slots for plan in plans)
+        loaded = load_graphs(binder, self._graphs, context=lanes[0].context, slots=most)
         last = not binder.cut.gives
         parts = []
         for plan, cache, memory in zip_longest(plans, caches, shared[: len(plans)]):
@@ -126,12 +128,14 @@ class StageLoader:
         if self._settings.gather and loaded.where.device == "cpu" and config.huge_pages is not False:
             huge_pages.gather()
         multiplies = self._graphs.prompt_recipe.multiplies_bytes
+        on_cpu = self._provider.runtime_name == CPU
+        max_rows = most_rows(view.manifest, lanes[0].context) if on_cpu else self._max_rows
         return Stage(
             parts,
             StageFacts(
                 loaded.where,
                 batched=caches[0].takes_batches,
-                max_rows=self._max_rows,
+                max_rows=max_rows,
                 needs_one_logits_row=multiplies and not takes_no_rows(self._runtime),
             ),
         )
