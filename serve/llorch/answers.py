@@ -28,6 +28,7 @@ class Answer:
         held already.
     seed: sending it again gives the same tokens.
     logprobs, prompt_logprobs: one for each token, where they were asked for.
+    drafted_tokens, accepted_tokens: tokens that were guessed and checked, and how many of them were right.
     timings: in seconds.
     """
 
@@ -44,6 +45,8 @@ class Answer:
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ def read_answer(update: GenerationUpdate) -> Answer:
         ),
         logprobs=update.logprobs,
         prompt_logprobs=update.prompt_logprobs,
+        drafted_tokens=completion.drafted_tokens,
+        accepted_tokens=completion.accepted_tokens,
     )
 
 

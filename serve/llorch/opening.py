@@ -32,7 +32,8 @@ def load(
     """Load an artifact, or a folder of onnxruntime-genai or Optimum, into this process.
 
     What a person should know of it goes to the logger ``llorch``. tokenizer: a tokenizer.json instead of the
-    folder's. public_key: refuse files that its owner has not signed. Raises ArtifactError, ProviderError,
+    folder's. public_key: refuse files, those of a draft too, that its owner
+    has not signed. Raises ArtifactError, ProviderError,
     ResourceError or UsageError, and TypeError or ValueError for a setting that there is not.
     """
     from llorch_serve.worker.local import LocalClient
@@ -117,15 +118,16 @@ def _opened(
     config = engine_config(settings)
     from llorch_serve.loading.worker import load_any, notes
 
-    signed = None
+    signed = []
     if public_key is not None:
         from llorch_serve.artifact.signature import check_signature
 
-        signed = check_signature(folder, Path(public_key))
+        folders = [folder] if config.draft is None else [folder, config.draft]
+        signed = [check_signature(each, Path(public_key)) for each in folders]
     worker = load_any(folder, config, _log, tokenizer=None if tokenizer is None else Path(tokenizer))
     try:
-        if signed is not None:
-            signed.check_unchanged()
+        for each in signed:
+            each.check_unchanged()
         for note in notes(worker):
             logger.info("%s", note)
     except BaseException:

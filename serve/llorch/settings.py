@@ -85,6 +85,7 @@ class LoadSettings(TypedDict, total=False):
     prefix_cache: bool
     strict_reuse: bool
     lookup: int
+    draft: str | PathLike[str]
     kv_cache: bool
     tool_format: str
     reasoning_format: str
@@ -134,6 +135,8 @@ def engine_config(settings: LoadSettings) -> EngineConfig:
     for name, lowest in {**least, "lookup": 0, "max_waiting": 0, "kv_cache_bytes": 0}.items():
         if given.get(name) is not None and given[name] < lowest:
             raise ValueError(f"{name} is {given[name]}, expected at least {lowest}")
+    if given.get("draft") is not None:
+        given["draft"] = Path(given["draft"])
     library = given.pop("provider_library", None)
     provider = ProviderChoice(
         given.pop("provider", None),

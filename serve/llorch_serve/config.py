@@ -6,6 +6,7 @@ import enum
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from llorch_serve.artifact.manifest import KvDtype
@@ -100,6 +101,7 @@ class EngineConfig:
     cache_sharing: whose requests share cached prefixes and compiled grammars.
     strict_reuse: of that, only what prefill calls computed, so that the answer is the same bits as without.
     lookup: most tokens guessed at a time from the sequence's own earlier text; 0: none.
+    draft: folder of a smaller artifact of the same tokenizer that guesses tokens; None: none does.
     kv_cache: False recomputes the whole sequence for every token (to check the cache, not to serve).
     tool_format, reasoning_format: how calls and thoughts are read out of answers to chats: the name of a
         format, ``auto`` (the chat template's) or ``none``.
@@ -116,11 +118,35 @@ class EngineConfig:
     cache_sharing: CacheSharing = CacheSharing.CALLER
     strict_reuse: bool = False
     lookup: int = 0
+    draft: Path | None = None
     kv_cache: bool = True
     tool_format: str = AUTO
     reasoning_format: str = AUTO
     rank_format: str = AUTO
     served_names: tuple[str, ...] = ()
+
+    @property
+    def guesses(self) -> str | None:
+        """The flag that asks for guesses, with its value; None where none are made."""
+        if self.draft is not None:
+            return f"--draft {self.draft}"
+        return f"--lookup {self.lookup}" if self.lookup else None
+
+
+def check_guesses(config: EngineConfig) -> None:
+    """Raise UsageError for guesses that something else which is asked for leaves no room for."""
+    if config.guesses is None:
+        return
+    flag = config.guesses.split()[0]
+    if config.draft is not None and config.lookup:
+        raise UsageError("--draft does not go with --lookup, as guesses come from one of them; leave one out")
+    if config.session.batch_invariant:
+        raise UsageError(
+            f"--batch-invariant does not go with {flag}, whose checks depend on how many sequences are "
+            "running; leave one of them out"
+        )
+    if not config.kv_cache:
+        raise UsageError(f"{flag} has no effect with --no-kv-cache; leave one of them out")
 
 
 def read_size(flag: str, value: str | None) -> int | None:

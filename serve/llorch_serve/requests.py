@@ -372,8 +372,7 @@ class Completion:
     stop_matched: the stop string, or the text of the stop token, that ended it (reason STOP only).
     seed: the seed that sampling used; sending it again gives the same tokens.
     cached_tokens: tokens of the prompt whose keys and values were in the cache already.
-    drafted_tokens, accepted_tokens: tokens guessed from the sequence's own text, and how many of them were
-        right.
+    drafted_tokens, accepted_tokens: tokens that were guessed and checked, and how many of them were right.
     stop_logprobs: of the stop token that ended it, which is in no list, if the request asked for
         log-probabilities.
     """

@@ -14,9 +14,11 @@ from support.harness.processes import serving
 ROOM = 4 * 2**20  # beyond the first 200 requests; 4 KiB kept by each request would be 7 MiB
 
 
-@pytest.mark.parametrize("flags", [(), ("--lookup", 4)], ids=["plain", "lookup"])
+@pytest.mark.parametrize("flags", [(), ("--lookup", 4), ("--draft",)], ids=["plain", "lookup", "draft"])
 def test_memory_is_flat_after_the_first_two_hundred_requests(tmp_path, flags):
     artifact = export_tiny(write_hf_folder(tmp_path / "source"), tmp_path / "artifact").folder
+    if flags == ("--draft",):
+        flags = ("--draft", artifact)
     with serving(artifact, "--slots", 4, *flags) as worker:
         first, *later = resident_memory(
             worker.address,

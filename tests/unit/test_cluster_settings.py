@@ -14,6 +14,7 @@ ENGINE = EngineConfig(
         threads=2, kv_dtype="int8", provider=ProviderChoice("cuda", ("device_id=0",), Path("/lib/x.so"))
     ),
     max_waiting=7,
+    draft=Path("/models/small"),
     cache_sharing=CacheSharing.CLIENT,
     served_names=("a", "b"),
 )

@@ -102,7 +102,8 @@ def test_every_key_has_its_effect():
 
 def test_reuse_and_guesses_are_the_engines():
     engine = parsed(f"{SMALL}cores = 1\nstrict_reuse = true\nlookup = 3").settings.engine
-    assert (engine.strict_reuse, engine.lookup) == (True, 3)
+    assert (engine.strict_reuse, engine.lookup, engine.draft) == (True, 3, None)
+    assert parsed(f"{SMALL}cores = 1\ndraft = '/models/s'").settings.engine.draft == Path("/models/s")
 
 
 def test_a_replica_on_a_gpu_has_two_cores_unless_it_says_otherwise():
@@ -239,6 +240,13 @@ MODEL = "[models.m]\n" + SMALL
             "Ray hides GPUs from a replica that asks for none; give gpus = 1",
         ),
         (f"{MODEL}cores = 1\nbatch_invariant = true\nlookup = 2", "batch_invariant does not go with lookup"),
+        (f"{MODEL}cores = 1\nbatch_invariant = true\ndraft = '/d'", "batch_invariant does not go with draft"),
+        (f"{MODEL}cores = 1\nlookup = 2\ndraft = '/d'", "models.m.draft does not go with lookup"),
+        (f"{MODEL}cores = 1\ndraft = 'd'", "models.m.draft is 'd'; expected the absolute path of a folder"),
+        (
+            f"{MODEL}stages = {{count = 2, cores = 1}}\ndraft = '/d'",
+            "models.m.draft has no effect on a model",
+        ),
         (
             f"{MODEL}cores = 1\nstrict_reuse = true\nprefix_cache = false",
             "strict_reuse has no effect without",

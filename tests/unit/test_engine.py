@@ -12,6 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from llorch_serve.engine.engine import Engine
+from llorch_serve.engine.guessing import Guessing
+from llorch_serve.engine.payoff import Payoff
 from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import FinishReason, Sequence, SequenceStatus, TokenEvent
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError, QueueFullError, ResourceError
@@ -338,12 +340,36 @@ def test_logits_that_are_no_numbers_after_a_wrong_guess_do_not_matter() -> None:
     assert sequence.drafts.drafted > sequence.drafts.accepted
 
 
-def test_many_streams_are_not_checked_one_by_one() -> None:
-    bench = Bench(FakeSession(slots=6, rule=repeat), slots=6)
-    for index in range(6):
-        bench.add(f"r{index}", (*PROMPT, index), 12, lookup=4)
-    while not all(bench.events.values()):
-        bench.step()
-    before = len(bench.session.calls)
-    bench.step()
-    assert bench.session.calls[before].kind == "decode"
+class Costs:
+    """A clock on which calls take time by their rows: ``base`` and ``row`` seconds."""
+
+    def __init__(self, base: float, row: float) -> None:
+        self.now = 0.0
+        self._base, self._row = base, row
+
+    def before(self, call: Call) -> None:
+        self.now += self._base + self._row * len(call.token_ids)
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("row", "pays"), [(0.01, True), (0.5, False)], ids=["dear calls", "dear rows"])
+def test_guesses_of_many_streams_are_checked_where_that_is_faster(row: float, pays: bool) -> None:
+    costs = Costs(1.0, row)
+
+    def rule(tokens: tuple[int, ...]) -> int | None:
+        return tokens[-8] if len(tokens) > 8 else None
+
+    session = FakeSession(slots=6, context=256, rule=rule, before_call=costs.before)
+    config = SchedulerConfig(slots=6, budget=6 * 256, prefill_chunk=16, max_waiting=10)
+    engine = Engine(session, Scheduler(config, Guessing(Payoff())), costs)
+    made = [sequence_of(f"r{index}", (*PROMPT, index), 150, lookup=16) for index in range(6)]
+    engine.add(*made)
+    while engine.live:
+        engine.step()
+    for index, sequence in enumerate(made):
+        prompt = (*PROMPT, index)
+        assert sequence.token_ids[len(prompt) :] == continuation(prompt, 150, VOCAB, rule=rule)
+    plain = 150 * (1.0 + 6 * row)
+    assert costs.now < 0.8 * plain if pays else costs.now < 1.06 * plain

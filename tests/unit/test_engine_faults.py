@@ -171,7 +171,7 @@ class Play:
         assert all(each.cache.slot is None for each in self.added)
 
 
-OPTIONS: list[dict[str, Any]] = [{}, {"strict_reuse": True}, {"prefix_cache": False}, {"most_drafting": 2}]
+OPTIONS: list[dict[str, Any]] = [{}, {"strict_reuse": True}, {"prefix_cache": False}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -30,6 +30,7 @@ VALUES = {
     "strict_reuse": (True, False),
     "prefill_chunk": (128, 512),
     "lookup": (3, 4),
+    "draft": ("a", "b"),
     "tool_format": ("a", "b"),
     "reasoning_format": ("a", "b"),
     "threads": (1, 2),

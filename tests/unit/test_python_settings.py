@@ -47,6 +47,7 @@ def test_settings_become_what_they_name(tmp_path: Path):
         {
             "slots": 3,
             "lookup": 4,
+            "draft": str(tmp_path),
             "provider": "cpu",
             "provider_options": {"a": "b"},
             "provider_library": tmp_path / "plugin.so",
@@ -58,6 +59,7 @@ def test_settings_become_what_they_name(tmp_path: Path):
             slots=3, provider=ProviderChoice("cpu", ("a=b",), tmp_path / "plugin.so", allow_cpu_nodes=True)
         ),
         lookup=4,
+        draft=tmp_path,
     )
     assert engine_config({}) == EngineConfig()
     assert sampling_params({}) == SamplingParams()

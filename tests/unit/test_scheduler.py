@@ -58,7 +58,6 @@ class Simulation:
         prefix_cache: bool = True,
         strict_reuse: bool = False,
         lookup: int = 0,
-        most_drafting: int = 2,
     ) -> None:
         self.slots = slots
         self.chunk = chunk
@@ -76,7 +75,6 @@ class Simulation:
                 prefix_cache=prefix_cache,
                 strict_reuse=strict_reuse,
                 shortest_reuse=2,
-                most_drafting=most_drafting,
             )
         )
         self.session = FakeSession(slots=slots, context=CONTEXT, vocab_size=VOCAB)

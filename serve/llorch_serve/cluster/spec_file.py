@@ -95,6 +95,7 @@ class _ModelTable(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     strict_reuse: bool = False
     lookup: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    draft: Text | None = None
     cache_sharing: CacheSharing = CacheSharing.CALLER
     tool_format: Text = AUTO
     reasoning_format: Text = AUTO
@@ -210,6 +211,7 @@ def _read_engine(found: _ModelTable, cores: int, where: str, problems: Problems)
         cache_sharing=found.cache_sharing,
         strict_reuse=found.strict_reuse,
         lookup=found.lookup,
+        draft=None if found.draft is None else Path(found.draft),
         tool_format=found.tool_format,
         reasoning_format=found.reasoning_format,
         rank_format=found.rank_format,
@@ -273,17 +275,34 @@ def _check_share(found: _ModelTable, where: str, problems: Problems) -> None:
 
 def _check_together(found: _ModelTable, where: str, problems: Problems) -> None:
     """Note settings of an engine that do not go together."""
-    if found.batch_invariant and found.lookup:
+    if found.batch_invariant and (found.lookup or found.draft is not None):
         problems.note(
-            f"{where}.batch_invariant does not go with lookup, whose checks depend on how many sequences are "
-            "running; leave one of them out"
+            f"{where}.batch_invariant does not go with {'lookup' if found.lookup else 'draft'}, whose checks "
+            "depend on how many sequences are running; leave one of them out"
         )
+    if found.draft is not None:
+        _check_draft(found, found.draft, where, problems)
     if found.share_weights and found.stages is not None:
         problems.note(
             f"{where}.share_weights has no effect on stages, each of which is loaded once; leave it out"
         )
     if found.strict_reuse and not found.prefix_cache:
         problems.note(f"{where}.strict_reuse has no effect without prefix_cache; leave one of them out")
+
+
+def _check_draft(found: _ModelTable, draft: str, where: str, problems: Problems) -> None:
+    """Note a draft that nodes could not find, or that something else leaves no room for."""
+    if not Path(draft).is_absolute():
+        problems.note(
+            f"{where}.draft is {draft[:200]!r}; expected the absolute path of a folder, which is the same on "
+            "every node"
+        )
+    if found.lookup:
+        problems.note(
+            f"{where}.draft does not go with lookup, as guesses come from one of them; leave one out"
+        )
+    if found.stages is not None:
+        problems.note(f"{where}.draft has no effect on a model that is cut into stages; leave it out")
 
 
 def _find_provider(where: str, found: _ModelTable) -> Provider:

@@ -45,7 +45,7 @@ class Capabilities:
             (self.chosen_logits, "logits of every prompt token are computed"),
             (self.prompt_logits, "no log-probabilities of a prompt's own tokens, so no scores"),
             (self.prefix_reuse, "no prefix reuse: every prompt is computed from its first token"),
-            (self.drafts, "no --lookup"),
+            (self.drafts, "no --lookup and no --draft"),
         )
         return tuple(phrase for able, phrase in missing if not able)
 

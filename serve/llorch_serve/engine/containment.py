@@ -14,6 +14,7 @@ from typing import Final
 
 from llorch_serve.engine.plan import (
     DecodeBatch,
+    DraftBatch,
     PrefillChunk,
     Result,
     Sampled,
@@ -47,13 +48,18 @@ class Failure:
     missed_edits: tuple[SlotEdit, ...] = ()
 
 
-def carry_out(session: Session, plan: StepPlan) -> Logits | Chosen | Failure:
-    """Make a plan's edits and its call; return what :func:`llorch_serve.engine.runner.run` does."""
+def make_edits(session: Session, plan: StepPlan) -> Failure | None:
+    """Make a plan's edits; return the failure of the first that fails."""
     for place, edit in enumerate(plan.edits):
         try:
             apply_edit(session, edit)
         except FAILED_CALLS as error:
             return Failure(error, plan.edits[place:])
+    return None
+
+
+def make_call(session: Session, plan: StepPlan) -> Logits | Chosen | Failure:
+    """Make a plan's call; return what :func:`llorch_serve.engine.runner.run` does."""
     try:
         return run(session, plan.call)
     except FAILED_CALLS as error:
@@ -77,6 +83,8 @@ def sample(call: StepCall, logits: Logits | Chosen, masks: MaskThread) -> list[R
             results = [_checked_tokens(sequence, call.draft, logits)]
             _look_ahead([sequence], results, masks)
             return results
+        case DraftBatch():
+            raise AssertionError("guesses of a draft model are no tokens of the model")
         case PrefillChunk(sequence=sequence, scored=scored):
             if scored and (error := _score_prompt(sequence, logits[: len(scored)])) is not None:
                 return [error]

@@ -35,7 +35,7 @@ class PromptLookup:
 
     def __init__(self, token_ids: Sequence[int], *, max_draft: int) -> None:
         self._data = bytearray()
-        self._max_draft = max_draft
+        self.max_draft = max_draft
         self._length = min(_FIRST_DRAFT, max_draft)
         self._pause = 0
         self._next_pause = 1
@@ -63,11 +63,11 @@ class PromptLookup:
         if accepted == 0:
             self._pause = self._next_pause
             self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
-            self._length = min(_FIRST_DRAFT, self._max_draft)
+            self._length = min(_FIRST_DRAFT, self.max_draft)
             return
         self._next_pause = 1
         grown = 2 * drafted if accepted == drafted else accepted + 1
-        self._length = min(max(grown, _FIRST_DRAFT), self._max_draft)
+        self._length = min(max(grown, _FIRST_DRAFT), self.max_draft)
 
     def _find(self, size: int) -> int | None:
         """Return where the latest earlier occurrence of the last ``size`` bytes ends, or None if it was not

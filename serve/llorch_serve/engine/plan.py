@@ -104,7 +104,26 @@ class DecodeBatch:
     rows: tuple[DecodeRow, ...]
 
 
-StepCall: TypeAlias = PrefillChunk | SharedStart | VerifyChunk | DecodeBatch
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """Guess at most ``most`` tokens of a sequence in a slot."""
+
+    sequence: Sequence
+    slot: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """Have a draft model guess what running sequences will say next; the model itself is not called.
+
+    rows: in the order of their slots.
+    """
+
+    rows: tuple[DraftRow, ...]
+
+
+StepCall: TypeAlias = PrefillChunk | SharedStart | VerifyChunk | DecodeBatch | DraftBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +134,12 @@ class StepPlan:
     edits: tuple[SlotEdit, ...] = ()
 
     def sequences(self) -> list[Sequence]:
-        """Return the sequences of the call, in the order of its results."""
+        """Return the sequences of the call, in the order of its results; none that are only guessed for."""
         match self.call:
             case DecodeBatch(rows=rows):
                 return [row.sequence for row in rows]
+            case DraftBatch():
+                return []
             case call:
                 return [call.sequence]
 

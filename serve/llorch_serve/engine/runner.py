@@ -13,6 +13,7 @@ from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.engine.plan import (
     DecodeBatch,
     DecodeRow,
+    DraftBatch,
     PrefillChunk,
     SharedStart,
     SlotCopy,
@@ -110,6 +111,8 @@ def run(session: Session, call: StepCall) -> Logits | Chosen:
             assert sequence.shared is not None
             assert sequence.shared.logits is not None
             return sequence.shared.logits[None]
+        case DraftBatch():
+            raise AssertionError("guesses are a drafter's, which has a session of its own")
 
 
 def _decode(session: Session, rows: tuple[DecodeRow, ...]) -> Logits | Chosen:

@@ -1,22 +1,24 @@
 """Decides what each step computes, as plain data: no numpy, no runtime, no clock.
 
 A step is one call of the model: a chunk of one prompt, the check of one sequence's draft, or one token of
-every running sequence. Prompts and running sequences take turns: between two chunks, every running sequence
-gets at least one token, so a long prompt delays streams by one chunk at a time. Who starts next is the
-waiting queue's choice, in which slot and from which cached prefix the slot table's.
+every running sequence; or a draft model guesses for several of these. Prompts and running sequences take
+turns: between two chunks, every running sequence gets at least one token, so a long prompt delays streams by
+one chunk at a time. Who starts next is the waiting queue's choice, in which slot and from which cached prefix
+the slot table's, and which guesses are checked that of ``guessing.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
 from llorch_serve.engine.chunking import chunk_length, shortened
+from llorch_serve.engine.guessing import Guessing
 from llorch_serve.engine.load import Load
 from llorch_serve.engine.plan import (
     DecodeBatch,
     DecodeRow,
+    DraftBatch,
     PrefillChunk,
     Result,
     SharedStart,
@@ -30,10 +32,6 @@ from llorch_serve.engine.slots import SlotTable
 from llorch_serve.engine.turn import NEW_TURN, Turn
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS, WaitingQueue
 
-MOST_DRAFTING: Final = 4
-"""Running sequences beyond which drafts are not checked: each check is a call of its own, while a decode call
-serves all of them at once."""
-
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -44,7 +42,6 @@ class SchedulerConfig:
     max_waiting, max_waiting_tokens: see :class:`llorch_serve.engine.waiting.WaitingQueue`.
     kv_cache: False forgets the cache after every token and computes the whole sequence anew.
     prefix_cache, strict_reuse, shortest_reuse: see :class:`llorch_serve.engine.slots.SlotTable`.
-    most_drafting: running sequences up to which drafts are checked.
     attention_crossover: position from which a prompt's token costs twice as much; while sequences run, later
         chunks are shorter by that. None: they are not.
     """
@@ -58,7 +55,6 @@ class SchedulerConfig:
     prefix_cache: bool = True
     strict_reuse: bool = False
     shortest_reuse: int = SHORTEST_REUSE
-    most_drafting: int = MOST_DRAFTING
     attention_crossover: int | None = None
 
 
@@ -69,14 +65,16 @@ class _TokenCounts:
     prompt: int = 0
     cached: int = 0
     generated: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 class Scheduler:
-    """Owns the waiting queue and the slots."""
+    """Owns the waiting queue and the slots.
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    guessing: plans guesses and their checks; by default all guesses are checked.
+    """
+
+    def __init__(self, config: SchedulerConfig, guessing: Guessing | None = None) -> None:
+        self.guessing = guessing or Guessing()
         self._config = config
         self._table = SlotTable(
             config.slots,
@@ -149,8 +147,8 @@ class Scheduler:
             prompt_tokens=self._counts.prompt,
             cached_tokens=self._counts.cached,
             generated_tokens=self._counts.generated,
-            drafted_tokens=self._counts.drafted,
-            accepted_tokens=self._counts.accepted,
+            drafted_tokens=self.guessing.drafted,
+            accepted_tokens=self.guessing.accepted,
         )
 
     def schedule(self) -> StepPlan | None:
@@ -165,23 +163,26 @@ class Scheduler:
                 edits += self._start(following)
                 prompts = [following]
             if prompts:
-                self._turn = Turn(prompt_ran=True)
+                self._turn = Turn(prompt_ran=True, guessed=turn.guessed)
                 return StepPlan(self._prompt_call(prompts[0], wait=bool(decoding)), tuple(edits))
         self._turn = NEW_TURN
         if not decoding:
             return None
-        drafting = [s for s in decoding if s.lookup is not None and s not in turn.checked]
-        if drafting and len(decoding) <= self._config.most_drafting and (check := _next_check(drafting)):
-            self._turn = Turn(turn.prompt_ran, turn.checked | {check.sequence})
+        if (batch := self.guessing.next_batch(decoding, turn)) is not None:
+            self._turn = replace(turn, guessed=True)
+            return StepPlan(batch, tuple(edits))
+        if (check := self.guessing.next_check(decoding, turn)) is not None:
+            self._turn = replace(turn, checked=turn.checked | {check.sequence})
             return StepPlan(check, tuple(edits))
         rows = tuple([DecodeRow(s, s.token_ids[-1], len(s.token_ids)) for s in decoding])
         return StepPlan(DecodeBatch(rows), tuple(edits))
 
-    def update(self, plan: StepPlan, results: Seq[Result]) -> list[TokenEvent]:
-        """Take what each of ``plan.sequences()`` got; return what happened."""
+    def update(self, plan: StepPlan, results: Seq[Result], seconds: float = 0.0) -> list[TokenEvent]:
+        """Take what each of ``plan.sequences()`` got; return what happened. seconds: that the step took."""
         match plan.call:
             case DecodeBatch(rows=rows):
                 sequences = [row.sequence for row in rows]
+                self.guessing.note_decode(len(rows), seconds)
                 for sequence in sequences:
                     cache = sequence.cache
                     cache.computed += 1
@@ -191,9 +192,12 @@ class Scheduler:
                 self._note_chunk(chunk)
             case VerifyChunk(sequence=sequence) as check:
                 sequences = [sequence]
-                self._note_check(check, results[0])
+                running = sum(each.status is SequenceStatus.DECODE for each in self._table)
+                self.guessing.note_check(check, results[0], seconds=seconds, running=running)
             case SharedStart(sequence=sequence):
                 sequences = [sequence]
+            case DraftBatch():
+                raise AssertionError("guesses are no tokens: Guessing takes them")
         events: list[TokenEvent] = []
         for sequence, result in zip(sequences, results, strict=True):
             events += self._advance(sequence, result)
@@ -207,21 +211,6 @@ class Scheduler:
         cache.computed += tokens
         cache.written = max(cache.written, cache.computed)
         self._waiting.charge(chunk.sequence, tokens)
-
-    def _note_check(self, check: VerifyChunk, result: Result) -> None:
-        """Count a checked draft: of the tokens that came of it, all but the last were guessed."""
-        sequence, cache = check.sequence, check.sequence.cache
-        cache.written = max(cache.written, check.start + len(check.token_ids))
-        if isinstance(result, Exception) or not result.token_ids:
-            return
-        drafted, accepted = len(check.draft), len(result.token_ids) - 1
-        assert sequence.lookup is not None
-        cache.computed += accepted + 1
-        sequence.lookup.learn(drafted=drafted, accepted=accepted)
-        sequence.drafts.drafted += drafted
-        sequence.drafts.accepted += accepted
-        self._counts.drafted += drafted
-        self._counts.accepted += accepted
 
     def _advance(self, sequence: Sequence, result: Result) -> list[TokenEvent]:
         """Append what a sequence got, up to its end; return an event for each token, or for its end."""
@@ -245,10 +234,11 @@ class Scheduler:
             if not is_stop_token:
                 sequence.token_ids.append(token)
             if finish is not None:
+                self.guessing.note_end(sequence)
                 self.remove(sequence)
                 break
-            if sequence.lookup is not None:
-                sequence.lookup.extend((token,))
+            if sequence.guesses is not None:
+                sequence.guesses.extend((token,))
             sequence.status = SequenceStatus.DECODE
             if not self._config.kv_cache:
                 sequence.status, sequence.cache.computed = SequenceStatus.PREFILL, 0
@@ -287,19 +277,6 @@ class Scheduler:
             samples=count == sequence.pending and sequence.limits.max_new_tokens > 0,
             scored=range(0) if scores is None else scores.wanted(start, count),
         )
-
-
-def _next_check(drafting: list[Sequence]) -> VerifyChunk | None:
-    """Return the check of the first draft that one of these sequences has, or None."""
-    for sequence in drafting:
-        assert sequence.lookup is not None
-        # One token comes of the check in any case, so the draft may be one shorter than what is allowed.
-        draft = sequence.lookup.draft(sequence.limits.max_new_tokens - sequence.generated - 1)
-        if draft:
-            assert sequence.cache.slot is not None
-            tokens = (sequence.token_ids[-1], *draft)
-            return VerifyChunk(sequence, sequence.cache.slot, tokens, sequence.cache.computed)
-    return None
 
 
 def finish_reason(sequence: Sequence, token_id: int | None, *, complete: bool) -> FinishReason | None:

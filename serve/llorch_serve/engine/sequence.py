@@ -10,10 +10,13 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from llorch_serve.engine.payoff import DraftRecord
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from llorch_serve.engine.draft import ModelDraft
     from llorch_serve.engine.lookup import PromptLookup
     from llorch_serve.engine.shared_prompt import SharedPrompt
     from llorch_serve.sampling.logprobs import TokenScores
@@ -88,10 +91,13 @@ class CacheProgress:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """drafted, accepted: tokens that were guessed, and how many of them were right."""
+    """drafted, accepted: tokens that were guessed and checked, and how many of them were right. lately: what
+    that cost.
+    """
 
     drafted: int = 0
     accepted: int = 0
+    lately: DraftRecord = field(default_factory=DraftRecord)
 
 
 @dataclass(slots=True)
@@ -114,7 +120,7 @@ class Sequence:
     sampling: how its tokens are chosen; None: it ends with its prompt, so that none is.
     index: which of its request's sequences it is.
     ownership: whose it is.
-    lookup: guesses of what follows; None: no guessing.
+    lookup, draft: guesses of what follows, from its own text or by a draft model; None: none of these.
     logprobs: how many of the likeliest tokens are told with each token's log-probability; None: nothing is
         told.
     shared: the prompt, where other sequences have the same one and only the first computes it.
@@ -130,6 +136,7 @@ class Sequence:
     index: int = 0
     ownership: Ownership = Ownership()
     lookup: PromptLookup | None = None
+    draft: ModelDraft | None = None
     logprobs: int | None = None
     shared: SharedPrompt | None = None
     prompt_scores: PromptScores | None = None
@@ -156,6 +163,16 @@ class Sequence:
     def most_tokens(self) -> int:
         """The longest it may become, prompt included."""
         return self.prompt_length + self.limits.max_new_tokens
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be generated."""
+        return self.limits.max_new_tokens - self.generated
+
+    @property
+    def guesses(self) -> PromptLookup | ModelDraft | None:
+        """Return what guesses the tokens that follow."""
+        return self.lookup if self.draft is None else self.draft
 
     @property
     def pending(self) -> int:

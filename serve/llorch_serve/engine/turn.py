@@ -18,10 +18,12 @@ class Turn:
     the turn.
 
     prompt_ran: a chunk has been run in this turn.
+    guessed: a draft model has been asked in this turn.
     checked: running sequences whose draft was checked in this turn.
     """
 
     prompt_ran: bool = False
+    guessed: bool = False
     checked: frozenset[Sequence] = frozenset()
 
     def among(self, decoding: Seq[Sequence]) -> Turn:

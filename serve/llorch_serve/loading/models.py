@@ -17,6 +17,7 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.runtime import huge_pages
+from llorch_serve.runtime.memory_plan import Beside
 from llorch_serve.runtime.opening import LoadReport, open_session
 from llorch_serve.runtime.session import DecoderSession
 from llorch_serve.stages.checks import refuse_choice
@@ -52,9 +53,11 @@ def open_model(
     report: Callable[[LoadReport], None],
     *,
     prompts_first: bool = False,
+    beside: Beside | None = None,
 ) -> ServedSession:
     """Load a model's graph and make its cache. See :func:`llorch_serve.runtime.opening.open_session` for
-    ``prompts_first`` and the errors.
+    ``prompts_first`` and the errors. beside: a draft, which goes with one graph of llorch's own; None:
+    nothing.
 
     Raises UsageError too where ``config.huge_pages`` is asked for and has no effect.
     """
@@ -66,7 +69,8 @@ def open_model(
                 "them out"
             )
     # What is loaded later would stay in small pages.
-    session = _open(model, config, report, prompts_first=prompts_first and config.huge_pages is False)
+    prompts_first = prompts_first and config.huge_pages is False
+    session = _open(model, config, report, prompts_first=prompts_first, beside=beside)
     _gather(session, config)
     return session
 
@@ -91,12 +95,13 @@ def _open(
     report: Callable[[LoadReport], None],
     *,
     prompts_first: bool,
+    beside: Beside | None,
 ) -> ServedSession:
     if isinstance(model, Artifact):
         if model.kind is ModelKind.LLORCH:
             if config.share_weights and (model.manifest.fixed_shapes is not None or model.manifest.stages):
                 raise _not_shared(model.folder)
-            return open_artifact(model, config, report, prompts_first=prompts_first)
+            return open_artifact(model, config, report, prompts_first=prompts_first, beside=beside)
         from llorch_serve.foreign.wrapped import wrapped_model
 
         model = wrapped_model(model)
@@ -147,6 +152,7 @@ def open_artifact(
     report: Callable[[LoadReport], None],
     *,
     prompts_first: bool = False,
+    beside: Beside | None = None,
 ) -> DecoderSession | FixedSession:
     """Load the graphs of an artifact with one of llorch's own; those of stages in this process, as one lane,
     since who runs a session by hand makes one call after the other. See
@@ -159,7 +165,7 @@ def open_artifact(
         return open_pipeline(artifact, replace(config, stages=stages), report).sessions[0]
     refuse_choice(config.stages, artifact.folder)
     if artifact.manifest.fixed_shapes is None:
-        return open_session(artifact, config, report, prompts_first=prompts_first)
+        return open_session(artifact, config, report, prompts_first=prompts_first, beside=beside)
     from llorch_serve.runtime.fixed_session import open_fixed
 
     return open_fixed(artifact, config, report)

@@ -29,7 +29,7 @@ def repeatable(config: EngineConfig, folder: Path) -> EngineConfig:
     if model.manifest.layout != "llorch":
         return config
     config = _without_rounded_reuse(config, model)
-    pairs = _needs_pairs(config.session, model) and not config.lookup
+    pairs = _needs_pairs(config.session, model) and config.guesses is None
     return replace(
         config,
         session=replace(config.session, batch_invariant=config.session.batch_invariant or pairs),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from llorch_serve.artifact.folder import Artifact
-from llorch_serve.config import EngineConfig
+from llorch_serve.config import EngineConfig, check_guesses
 from llorch_serve.errors import UsageError
 from llorch_serve.loading.beside import made_beside
 from llorch_serve.loading.collection import uncollected
@@ -23,6 +23,7 @@ from llorch_serve.text.thread_pool import leave_threads_alone
 if TYPE_CHECKING:
     from llorch_serve.engine.capabilities import Capabilities
     from llorch_serve.foreign.model import ForeignModel
+    from llorch_serve.loading.draft import DraftModel
     from llorch_serve.stages.hosts import HostOpener
     from llorch_serve.stages.pipeline import Pipeline
     from llorch_serve.worker.embedding_worker import EmbeddingWorker
@@ -120,9 +121,11 @@ def _generating(
     def opened() -> tuple[ServedSession, Pipeline | None]:
         pipeline = open_lanes(model, config.session, report, elsewhere)
         if pipeline is None:
-            return open_model(model, config.session, report, prompts_first=at_once), None
+            beside = None if draft is None else draft.beside
+            return open_model(model, config.session, report, prompts_first=at_once, beside=beside), None
         return pipeline.sessions[0], pipeline
 
+    draft = _draft(config, model, tokenizer)
     leave_threads_alone()
     with uncollected():
         if at_once:
@@ -132,14 +135,25 @@ def _generating(
             session, pipeline = opened()
         try:
             _check_able(config, session.capabilities, model.folder)
+            guesser = None if draft is None else draft.open(session.capacity, report)
             from llorch_serve.worker.worker import Worker
 
-            worker = Worker(model, session, prompts, config, pipeline=pipeline)
+            worker = Worker(model, session, prompts, config, pipeline=pipeline, draft=guesser)
         except BaseException:
             _close(pipeline)
             raise
     give_back_freed()  # tokenizers are built out of many small pieces
     return worker
+
+
+def _draft(config: EngineConfig, model: Artifact | ForeignModel, tokenizer: Path | None) -> DraftModel | None:
+    """Return the draft that the settings ask for, checked. Raises as find_draft does."""
+    check_guesses(config)
+    if config.draft is None:
+        return None
+    from llorch_serve.loading.draft import find_draft
+
+    return find_draft(config.draft, model, tokenizer, config.session)
 
 
 def _close(pipeline: Pipeline | None) -> None:
@@ -169,6 +183,7 @@ def _check_embeds(config: EngineConfig, folder: Path) -> None:
     usual = EngineConfig()
     for flag, field in (
         ("--lookup", "lookup"),
+        ("--draft", "draft"),
         ("--cache-sharing", "cache_sharing"),
         ("--prefill-chunk", "prefill_chunk"),
         ("--strict-reuse", "strict_reuse"),
@@ -185,7 +200,7 @@ def _check_embeds(config: EngineConfig, folder: Path) -> None:
 def _check_able(config: EngineConfig, able: Capabilities, folder: Path) -> None:
     """Raise UsageError for a setting that the loaded graph can give no effect."""
     for flag, asked, possible in (
-        (f"--lookup {config.lookup}", bool(config.lookup), able.drafts),
+        (config.guesses or "", config.guesses is not None, able.drafts),
         ("--strict-reuse", config.strict_reuse, able.prefix_reuse),
         (
             "--prefill-chunk",

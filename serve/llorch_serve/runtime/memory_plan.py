@@ -39,21 +39,38 @@ class MemoryPlan:
     prompt_buffers: KvCapacity | None
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A model that will be loaded into the same memory, a draft, with as many tokens in its cache."""
+
+    manifest: Manifest
+    graphs: GraphChoice
+
+
 def plan_memory(
     manifest: Manifest,
     graphs: GraphChoice,
     config: SessionConfig,
     provider: ActiveProvider,
     device: DeviceMemory | None,
+    beside: Beside | None = None,
 ) -> MemoryPlan:
     """Return the sizes of a session's caches.
 
     device: the memory of the device that holds the cache; None: the cache is in the host's.
+    beside: what is not loaded yet and needs its part of the memory, and of the cache's; None: nothing.
     Raises ResourceError or UsageError if slots and context do not fit.
     """
     loaded = chosen_bytes(manifest, graphs, provider)
+    if beside is not None:
+        loaded += chosen_bytes(beside.manifest, beside.graphs, provider)
     available = psutil.virtual_memory().available if device is None else device.free_bytes()
     free = max(provider.memory_limit(available) - loaded, 0)
+    if beside is not None:
+        own, other = graphs.kv.bytes_per_token, beside.graphs.kv.bytes_per_token
+        free = free * own // (own + other)
+        if config.kv_cache_bytes is not None:
+            config = replace(config, kv_cache_bytes=config.kv_cache_bytes * own // (own + other))
     capacity = fitting_capacity(manifest, graphs, config, free_bytes=free, whole=device is not None)
     return buffers_of(capacity, graphs, batch_invariant=config.batch_invariant)
 

@@ -24,7 +24,7 @@ from llorch_serve.providers import (
     takes_no_rows,
     usable_cpus,
 )
-from llorch_serve.providers.device_memory import device_memory
+from llorch_serve.providers.device_memory import DeviceMemory, device_memory
 from llorch_serve.providers.recording_turns import TURNS
 from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
@@ -32,7 +32,7 @@ from llorch_serve.runtime.bound_graph import LogitsBuffer
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
 from llorch_serve.runtime.greedy_graph import greedy_session
 from llorch_serve.runtime.heap import give_back_freed
-from llorch_serve.runtime.memory_plan import plan_memory, widening_notice
+from llorch_serve.runtime.memory_plan import Beside, plan_memory, widening_notice
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.score_memory import most_rows
 from llorch_serve.runtime.session import DecoderSession
@@ -53,32 +53,27 @@ def open_session(
     report: Callable[[LoadReport], None],
     *,
     prompts_first: bool = False,
+    beside: Beside | None = None,
 ) -> DecoderSession:
     """Load the artifact's graphs and allocate its KV cache. prompts_first: see
-    :func:`llorch_serve.runtime.binding.load_graphs`.
+    :func:`llorch_serve.runtime.binding.load_graphs`. beside: what memory is left for; None: nothing.
 
     Raises ProviderError if the runtime is missing, cannot compute in the artifact's type or will not run the
     graph, ArtifactError if the graph is damaged, ResourceError or UsageError if slots and context do not fit.
     """
-    manifest = artifact.manifest
     _check_layout(artifact)
+    manifest = artifact.manifest
     if config.provider == ProviderChoice():  # what the table says of the CPU needs no runtime
         _check_fit(manifest, CPU)
     graphs = choose_graphs(manifest, config)
-    runtime = import_runtime(manifest.min_onnxruntime)
-    provider = activate(config.provider, runtime)
-    _check_fit(manifest, provider.runtime_name)
-    provider, unrecorded = _recording(provider, config)
-    if graphs.int8_cache is not None:
-        import_runtime(graphs.int8_cache.min_onnxruntime, instead=f"or use --kv-dtype {manifest.kv.dtype}")
+    runtime, provider, memory, unrecorded = _activated(manifest, graphs, config)
     on_cpu, has_experts = provider.runtime_name == CPU, bool(manifest.model.experts)
     if config.batch_invariant:
         require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
-
-    memory = device_memory(provider, runtime)
+    pairs = not config.batch_invariant and any(map(takes_pairs, graphs.recipes))
     # Loading calls CUDA, as no thread may while another one records.
     with TURNS.call() if memory is not None else contextlib.nullcontext():
-        plan = plan_memory(manifest, graphs, config, provider, memory)
+        plan = plan_memory(manifest, graphs, config, provider, memory, beside)
         threads = config.threads or usable_cpus()
         folder, not_shared = _where_graphs_lie(artifact, graphs, config, runtime, provider)
         context = plan.capacity.context
@@ -89,7 +84,6 @@ def open_session(
         own = plan.capacity.notice(manifest.context_length)
         notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), not_shared))
         report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
-
         logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
         binder = Binder(
             artifact,
@@ -114,12 +108,25 @@ def open_session(
             cache,
             bound,
             capacity=plan.capacity,
-            batch_invariant=on_cpu
-            and not has_experts
-            and (config.batch_invariant or not any(map(takes_pairs, graphs.recipes))),
+            batch_invariant=on_cpu and not has_experts and not pairs,
             max_rows=max_rows,
             needs_one_logits_row=graphs.prompt_recipe.multiplies_bytes and not takes_no_rows(runtime),
         )
+
+
+def _activated(
+    manifest: Manifest, graphs: GraphChoice, config: SessionConfig
+) -> tuple[Any, ActiveProvider, DeviceMemory | None, str | None]:
+    """Return the runtime, the provider, the memory of its device, and why it records no calls, if it was
+    to.
+    """
+    runtime = import_runtime(manifest.min_onnxruntime)
+    provider = activate(config.provider, runtime)
+    _check_fit(manifest, provider.runtime_name)
+    provider, unrecorded = _recording(provider, config)
+    if graphs.int8_cache is not None:
+        import_runtime(graphs.int8_cache.min_onnxruntime, instead=f"or use --kv-dtype {manifest.kv.dtype}")
+    return runtime, provider, device_memory(provider, runtime), unrecorded
 
 
 def _where_graphs_lie(

@@ -94,7 +94,15 @@ def command(
     huge_pages: HugePages = None,
     engine: Annotated[
         EngineFlags,
-        only("no_prefix_cache", "strict_reuse", "lookup", "tool_format", "reasoning_format", "rank_format"),
+        only(
+            "no_prefix_cache",
+            "strict_reuse",
+            "lookup",
+            "draft",
+            "tool_format",
+            "reasoning_format",
+            "rank_format",
+        ),
     ],
     provider: ProviderFlags,
 ) -> None:

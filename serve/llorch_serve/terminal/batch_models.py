@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.config import EngineConfig
 from llorch_serve.errors import EngineStoppedError, LlorchError
 from llorch_serve.requests import ModelInfo, TextGenerator
@@ -55,7 +56,7 @@ def model_here(model: ModelFlags, config: EngineConfig, *, repeats: bool) -> Ite
     from llorch_serve.terminal.opening import check_signed, open_any
 
     folder = resolve_artifact(model.target())
-    signed = check_signed(folder, model.verify_signature)
+    signed = check_signed(folder, model.verify_signature, config.draft)
     if repeats:
         config = repeatable(config, folder)
     worker = open_any(folder, config, tokenizer=find_tokenizer(), signed=signed)
@@ -96,5 +97,7 @@ def _settings(config: EngineConfig) -> dict[str, Any]:
         (_TOLD_OF_SESSION, config.session, usual.session),
     ):
         found |= {name: getattr(mine, name) for name in names if getattr(mine, name) != getattr(theirs, name)}
+    if config.draft is not None:  # its guesses decide which calls compute a token, and so its last bits
+        found["draft"] = load_artifact(config.draft).manifest.fingerprint
     provider = config.session.provider.name
     return found if provider is None else found | {"provider": provider}

@@ -31,7 +31,7 @@ def command(
     sampling: SamplingFlags,
     answers: AnswerFlags,
     form: StructuredFlags,
-    engine: Annotated[EngineFlags, only("no_kv_cache", "lookup", "tool_format", "reasoning_format")],
+    engine: Annotated[EngineFlags, only("no_kv_cache", "lookup", "draft", "tool_format", "reasoning_format")],
     session: Annotated[
         SessionFlags,
         only("max_context", "kv_dtype", "single_graph", "batch_invariant", "stage_device", "stage_processes"),

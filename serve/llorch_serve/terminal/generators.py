@@ -71,7 +71,7 @@ def open_generator(
 
     settings = config()
     folder = resolve_artifact(model.target())
-    signed = check_signed(folder, model.verify_signature)
+    signed = check_signed(folder, model.verify_signature, settings.draft)
     tokenizer = find_tokenizer()
     loaded: ClosableGenerator = (
         open_any(folder, settings, tokenizer=tokenizer, signed=signed)

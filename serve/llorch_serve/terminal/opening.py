@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,18 +19,21 @@ if TYPE_CHECKING:
 W = TypeVar("W", "Worker", "AnyWorker")
 
 
-def check_signed(folder: Path, public_key: Path | None) -> SignedFolder | None:
-    """Check a folder's signature where a key is given, before anything of it is loaded.
+def check_signed(
+    folder: Path, public_key: Path | None, draft: Path | None = None
+) -> tuple[SignedFolder, ...]:
+    """Check the signatures of a folder, and of its draft, where a key is given, before anything of them is
+    loaded. Nothing is returned without a key.
 
     Raises ProviderError if the library for it is missing, and what
     :func:`llorch_serve.artifact.signature.check_signature` raises.
     """
     if public_key is None:
-        return None
+        return ()
     require_signing()
     from llorch_serve.artifact.signature import check_signature
 
-    return check_signature(folder, public_key)
+    return tuple(check_signature(each, public_key) for each in (folder, draft) if each is not None)
 
 
 def open_worker(
@@ -37,7 +41,7 @@ def open_worker(
     config: EngineConfig,
     *,
     tokenizer: Path | None,
-    signed: SignedFolder | None = None,
+    signed: Sequence[SignedFolder] = (),
     chats: bool = True,
 ) -> Worker:
     """Load an artifact that generates, or another tool's folder; see
@@ -50,20 +54,20 @@ def open_worker(
 
 
 def open_any(
-    folder: Path, config: EngineConfig, *, tokenizer: Path | None, signed: SignedFolder | None = None
+    folder: Path, config: EngineConfig, *, tokenizer: Path | None, signed: Sequence[SignedFolder] = ()
 ) -> AnyWorker:
     """Load as :func:`open_worker` does, an artifact that embeds texts too."""
     return _checked(load_any(folder, config, report_load, tokenizer=tokenizer), signed)
 
 
-def _checked(worker: W, signed: SignedFolder | None) -> W:
+def _checked(worker: W, signed: Sequence[SignedFolder]) -> W:
     """Return a loaded worker whose files are what they were, and say what a person should know of it."""
-    if signed is not None:
-        try:
-            signed.check_unchanged()
-        except BaseException:
-            worker.close()
-            raise
+    try:
+        for each in signed:
+            each.check_unchanged()
+    except BaseException:
+        worker.close()
+        raise
     for note in notes(worker):
         say(f"note: {note}")
     return worker

@@ -70,6 +70,7 @@ def command(
             "strict_reuse",
             "prefill_chunk",
             "lookup",
+            "draft",
             "tool_format",
             "reasoning_format",
             "rank_format",
@@ -225,7 +226,7 @@ class _Loading:
         from llorch_serve.terminal.opening import check_signed, open_any
 
         folder = self.folder or export_source(self.target, self.progress)
-        signed = check_signed(folder, self.public_key)
+        signed = check_signed(folder, self.public_key, self.config.draft)
         load_model(folder)  # whether its files are what they should be comes before reading gigabytes of them
         read_ahead(sorted(folder.iterdir()), self.progress)
         self.worker = open_any(folder, self.config, tokenizer=self.tokenizer, signed=signed)

@@ -14,6 +14,7 @@ from llorch_serve.config import (
     EngineConfig,
     SessionConfig,
     StageChoice,
+    check_guesses,
     read_size,
 )
 from llorch_serve.errors import UsageError
@@ -222,6 +223,16 @@ class EngineFlags(FlagGroup, frozen=True):
             help="Most tokens guessed at a time from the text so far, and checked in one step; 0: none.",
         ),
     ] = 0
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft",
+            metavar="ARTIFACT",
+            help="A smaller artifact of the same tokenizer that guesses tokens, which are checked in one "
+            "step; left aside where that does not pay.",
+            show_default=False,
+        ),
+    ] = None
     tool_format: Annotated[
         str,
         typer.Option(
@@ -248,23 +259,19 @@ class EngineFlags(FlagGroup, frozen=True):
 
     def config(self, session: SessionConfig) -> EngineConfig:
         """Return the settings of an engine. Raises UsageError for flags that do not go together."""
-        if session.batch_invariant and self.lookup:
-            raise UsageError(
-                "--batch-invariant does not go with --lookup, whose checks depend on how many sequences are "
-                "running; leave one of them out"
-            )
         if self.strict_reuse and self.no_prefix_cache:
             raise UsageError("--strict-reuse has no effect with --no-prefix-cache; leave one of them out")
-        if self.no_kv_cache and self.lookup:
-            raise UsageError("--lookup has no effect with --no-kv-cache; leave one of them out")
-        return EngineConfig(
+        config = EngineConfig(
             session=session,
             kv_cache=not self.no_kv_cache,
             prefix_cache=not self.no_prefix_cache,
             strict_reuse=self.strict_reuse,
             prefill_chunk=self.prefill_chunk,
             lookup=self.lookup,
+            draft=None if self.draft is None else self.draft.absolute(),
             tool_format=self.tool_format,
             rank_format=self.rank_format,
             reasoning_format=self.reasoning_format,
         )
+        check_guesses(config)
+        return config

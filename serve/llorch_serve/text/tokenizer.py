@@ -121,6 +121,11 @@ class Tokenizer:
             assert id_ is not None
             return copy.to_str(), id_
 
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the id of every token, added ones included."""
+        with rust_call:
+            return self._inner.get_vocab(with_added_tokens=True)
+
     @property
     def special_tokens(self) -> Mapping[int, str]:
         """The tokens that control the model instead of standing for text, by id."""

@@ -53,7 +53,8 @@ class _EncodedPrompt:
 class Intake:
     """Makes jobs of requests to one model. From any thread.
 
-    lookup: most tokens that are guessed at a time; 0: none. most_waiting: sequences that the queue can hold.
+    lookup: most tokens that are guessed at a time from a sequence's own text; 0: none. guesses: some are, in
+    whatever way. most_waiting: sequences that the queue can hold.
     cache_sharing: whose requests share what is cached.
     """
 
@@ -64,6 +65,7 @@ class Intake:
         prompts: PromptEncoder,
         *,
         lookup: int,
+        guesses: bool,
         most_waiting: int,
         cache_sharing: CacheSharing,
     ) -> None:
@@ -83,7 +85,7 @@ class Intake:
         self._able = able
         # Copying a slot's beginning needs what reusing it needs.
         self._shares_prompts = able.prefix_reuse
-        self._goes_on_exactly = able.batch_invariant and not lookup
+        self._goes_on_exactly = able.batch_invariant and not guesses
         self._scored_rows = most_rows(self._manifest.model.vocab_size) if able.chunked_prefill else None
 
     def generation(self, request: GenerationRequest, sink: UpdateSink) -> Answers:

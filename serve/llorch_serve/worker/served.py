@@ -150,6 +150,14 @@ class ServedSession(Session, Protocol):
         """Where the nodes run."""
 
 
+class ServedDraft(ServedSession, Protocol):
+    """A loaded graph that guesses for another one."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of its table of tokens."""
+
+
 class ServedPipeline(Protocol):
     """A model that is cut into stages, loaded: see :class:`llorch_serve.stages.pipeline.Pipeline`."""
 

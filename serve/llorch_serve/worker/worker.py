@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.drafter import Drafter, DraftLimits
 from llorch_serve.engine.engine import Engine
+from llorch_serve.engine.guessing import Guessing
 from llorch_serve.engine.load import Load, together
+from llorch_serve.engine.payoff import Payoff
 from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import FinishReason, TokenEvent
 from llorch_serve.engine.waiting import DEFAULT_MOST_TOKENS
@@ -38,7 +41,11 @@ from llorch_serve.worker.loaded import LoadedModel
 from llorch_serve.worker.local import run_together
 from llorch_serve.worker.prompts import PromptEncoder
 from llorch_serve.worker.ranking import choose_ranking
-from llorch_serve.worker.served import ServedModel, ServedPipeline, ServedSession
+from llorch_serve.worker.served import ServedDraft, ServedModel, ServedPipeline, ServedSession
+
+MOST_DRAFT: Final = 16
+"""Most tokens that a draft model guesses at a time; how many it does is decided by what that costs and gives.
+"""
 
 _STUCK_S: Final = 30.0
 """After which a stage whose call has not ended is ended, where the worker is to close. No call takes longer
@@ -51,6 +58,7 @@ class Worker(LoadedModel):
     of a folder.
 
     pipeline: of a model that is cut into stages, whose first lane is ``session``; None: it is one graph.
+    draft: guesses what ``session`` gives; None: nothing does. There is none beside a pipeline.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class Worker(LoadedModel):
         config: EngineConfig,
         *,
         pipeline: ServedPipeline | None = None,
+        draft: ServedDraft | None = None,
     ) -> None:
         sessions = (session,) if pipeline is None else pipeline.sessions
         super().__init__(
@@ -75,13 +84,14 @@ class Worker(LoadedModel):
         self._slots = sum(each.capacity.slots for each in sessions)
         most_waiting = -(-config.max_waiting // len(sessions))
         scheduling = [_scheduling(each, config, lanes=len(sessions)) for each in sessions]
-        self._lookup = config.lookup
+        self._guesses = config.guesses is not None
         self._ranking = choose_ranking(config.rank_format, prompts, artifact.manifest.model_id)
         self._intake = Intake(
             artifact,
             session,
             prompts,
             lookup=config.lookup,
+            guesses=self._guesses,
             most_waiting=max(1, most_waiting),
             cache_sharing=config.cache_sharing,
         )
@@ -92,12 +102,27 @@ class Worker(LoadedModel):
             frozenset(manifest.stop_token_ids),
             most_tokens=sum(each.max_waiting_tokens for each in scheduling),
         )
+        self._drafter: Drafter | None = None
         self._engines = [
-            Engine(each, Scheduler(rules)) for each, rules in zip(sessions, scheduling, strict=True)
+            self._engine(each, rules, draft) for each, rules in zip(sessions, scheduling, strict=True)
         ]
         self._requests = LiveRequests(self._engines, self._grammars)
         if pipeline is not None:
             pipeline.when_ended(self._requests.die)
+
+    def _engine(self, session: ServedSession, rules: SchedulerConfig, draft: ServedDraft | None) -> Engine:
+        payoff = Payoff() if self._guesses else None
+        if draft is not None:
+            limits = DraftLimits(
+                slots=draft.capacity.slots,
+                context=draft.capacity.context,
+                draft_vocab=draft.vocab_size,
+                vocab=self.artifact.manifest.model.vocab_size,
+                chunk=rules.prefill_chunk,
+                most=MOST_DRAFT,
+            )
+            self._drafter = Drafter(draft, limits, payoff)
+        return Engine(session, Scheduler(rules, Guessing(payoff)), drafter=self._drafter)
 
     def close(self) -> None:
         """Cancel what is live and stop the engine."""
@@ -131,6 +156,8 @@ class Worker(LoadedModel):
         Grammars are made ready too, where llguidance is installed.
         """
         self._grammars.prepare()
+        if self._drafter is not None:  # no sequence is there yet, so that the engine's thread leaves it alone
+            self._drafter.warm_up()
         sampling = SamplingParams(temperature=0, repetition_penalty=1, max_tokens=2, ignore_eos=True)
         prompt = TokenPrompt((0,) * min(8, self._session.capacity.context - 1))
         lanes = range(len(self._engines))  # each gets one, as all are submitted before any has ended
@@ -191,7 +218,7 @@ class Worker(LoadedModel):
         return self.info(
             slots=self._slots,
             # How many are running decides whether drafts are checked, and a check is another kind of call.
-            batch_invariant=able.batch_invariant and not self._lookup,
+            batch_invariant=able.batch_invariant and not self._guesses,
             limits=able.limits(),
             capabilities=self._capabilities(),
         )
