@@ -138,7 +138,7 @@ def test_actors_give_the_ids_of_one_graph_and_two_tensors_cross(
         hidden, vocabulary = staged.manifest.model.hidden_size, staged.manifest.model.vocab_size
         assert {shape[0] for shape in shapes(first, 0)} == {0}  # token ids, in the header
         assert {(shape[0], shape[2]) for shape in shapes(first, 1)} == {(2, hidden)}
-        assert shapes(last, 0) == shapes(first, 1)
+        assert sorted(shapes(last, 0)) == sorted(shapes(first, 1))  # lanes may overtake each other
         assert {shape[-1] for shape in shapes(last, 1)} == {vocabulary}
     finally:
         worker.close()

@@ -283,7 +283,12 @@ def test_a_setting_without_effect_is_refused(tmp_path: Path, field: str) -> None
     form = EmbeddingForm(pooling="last")
     folder = write_tiny_artifact(tmp_path, tiny_manifest(embedding=form))
     usual = getattr(EngineConfig(), field)
-    other = {bool: lambda: not usual, int: lambda: usual + 1, str: lambda: "none"}
+    other = {
+        bool: lambda: not usual,
+        int: lambda: usual + 1,
+        str: lambda: "none",
+        type(None): lambda: tmp_path / "draft",
+    }
     value = CacheSharing.ALL if isinstance(usual, CacheSharing) else other[type(usual)]()
     with pytest.raises(UsageError, match=r"has no effect on .*, whose graph embeds texts"):
         load_any(folder, EngineConfig(**{field: value}), lambda _: None)
