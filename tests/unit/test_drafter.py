@@ -166,6 +166,18 @@ def test_streams_are_guessed_for_together() -> None:
     assert sum(width == 4 for width in widths) >= 6
 
 
+def test_a_slot_in_between_keeps_what_it_holds_as_it_was_computed() -> None:
+    pair = Pair(same(context=200), context=200, chunk=16)
+    long, short = tuple(i % VOCAB for i in range(70)), (9,)
+    pair.add("a", long, 30)
+    other = pair.add("b", short, 30)
+    while not other.drafts.drafted:
+        pair.step()
+    read = len(pair.drafter._slots[0].tokens)
+    assert 0 < read < len(long)
+    assert pair.draft.kinds[0][:read] == ["prefill"] * read
+
+
 def test_a_stop_token_ends_a_guess() -> None:
     prompt, answer = PROMPTS[0], alone(PROMPTS[0], 3)
     pair = Pair(same(), most=8)

@@ -213,13 +213,17 @@ class Drafter:
     def _decode(self, rows: Seq[_Row]) -> Logits:
         """Run the next token of each row; return logits [slots up to the last row's, vocabulary].
 
-        A slot in between runs what it ran last once more, which changes nothing.
+        A slot in between runs some token behind what it holds, where its own will be written before it is
+        read; one that is full runs its last one again.
         """
         for row in rows:
             held, tokens = self._slots[row.place].tokens, row.sequence.token_ids
             place = len(held)
             held.append(tokens[place] if place < len(tokens) else row.guess[place - len(tokens)])
-        slots = [slot.tokens for slot in self._slots[: max(row.place for row in rows) + 1]]
-        return self._session.decode(
-            [held[-1] if held else 0 for held in slots], [max(len(held), 1) for held in slots]
-        )
+        asked = {row.place for row in rows}
+        token_ids, lengths = [], []
+        for place, slot in enumerate(self._slots[: max(asked) + 1]):
+            behind = place not in asked and len(slot.tokens) < self._limits.context
+            token_ids.append(0 if behind else slot.tokens[-1])
+            lengths.append(len(slot.tokens) + behind)
+        return self._session.decode(token_ids, lengths)
