@@ -261,6 +261,22 @@ def test_what_another_salt_has_left_is_not_read(salt: str) -> None:
     assert read == (0 if salt == "x" else 16)  # a part; the rest is few enough to be read with a guess
 
 
+@pytest.mark.parametrize("salt", ["x", "y"])
+def test_what_another_salt_has_left_is_not_read_behind_a_sequence_that_was_not_guessed_for(salt: str) -> None:
+    pair = Pair(same(slots=1), slots=1)
+    prompt = tuple(range(20))
+    pair.add("a", prompt, 6, ownership=Ownership(cache_salt="x"))
+    pair.drain()
+    pair.add("b", prompt, 1, ownership=Ownership(cache_salt=salt))
+    pair.drain()
+    before = len(pair.draft.calls)
+    last = pair.add("c", prompt, 6, ownership=Ownership(cache_salt=salt))
+    pair.drain()
+    assert last.cache.reused > 16  # of the second one's
+    read = sum(len(c.token_ids) for c in pair.draft.calls[before:] if c.kind == "prefill")
+    assert read == (0 if salt == "x" else 16)
+
+
 def test_answers_to_one_prompt_share_it_in_the_draft() -> None:
     pair = Pair(same())
     shared, prompt = SharedPrompt(), tuple(range(20))

@@ -147,8 +147,9 @@ class Drafter:
         tokens = sequence.token_ids
         if slot.owner is not sequence:
             # Of what others left it may use what the model's cache was shared with it, and no more: else the
-            # time that a guess takes would tell it what they sent.
-            del slot.tokens[sequence.cache.reused :]
+            # time that a guess takes would tell it what they sent. What the model shared need not be from
+            # whom the draft has it, as not every sequence is guessed for.
+            del slot.tokens[sequence.cache.reused if _share(slot.owner, sequence) else 0 :]
             slot.owner = sequence
         del slot.tokens[common_prefix(slot.tokens, tokens[:-1]) :]
         most = min(row.most, self._limits.context - len(tokens))
@@ -227,3 +228,8 @@ class Drafter:
             token_ids.append(0 if behind else slot.tokens[-1])
             lengths.append(len(slot.tokens) + behind)
         return self._session.decode(token_ids, lengths)
+
+
+def _share(first: Sequence | None, second: Sequence) -> bool:
+    """Tell whether two sequences may start from what either leaves in the cache."""
+    return first is not None and first.ownership.cache_salt == second.ownership.cache_salt
