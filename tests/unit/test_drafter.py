@@ -216,6 +216,14 @@ def test_tables_of_other_sizes_are_fitted() -> None:
     assert np.isfinite(fitted(np.zeros((2, 3), np.float32), 5)).all()
 
 
+def test_a_draft_whose_logits_are_not_finite_is_asked_once_for_a_sequence() -> None:
+    pair = Pair(FakeSession(context=64, vocab_size=VOCAB, edit=lambda _call, logits: logits.fill(np.nan)))
+    sequence = pair.add("a", PROMPTS[0], 20)
+    pair.drain()
+    assert pair.tokens[sequence] == alone(PROMPTS[0], 20)
+    assert [call.kind for call in pair.draft.calls] == ["prefill", "decode"]
+
+
 def test_a_long_prompt_is_read_in_parts_while_tokens_come() -> None:
     pair = Pair(same(context=200), context=200, chunk=16)
     prompt = tuple(i % VOCAB for i in range(70))

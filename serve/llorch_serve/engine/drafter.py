@@ -194,6 +194,9 @@ class Drafter:
             logits = fitted(self._run(running), self._limits.vocab)
             own = [row.sequence.sampling for row in running if row.sequence.sampling is not None]
             for row, token in zip(running, forecast(logits, own, ahead), strict=True):
+                if token is None and not row.guess:  # as of logits that are not finite, which come again
+                    assert row.sequence.draft is not None
+                    row.sequence.draft.stop()
                 if token is None or token >= self._limits.draft_vocab:
                     row.most = len(row.guess)
                 else:

@@ -60,6 +60,7 @@ class Payoff:
         self._answer = _Mean()
         self._all = DraftRecord()
         self._trials = 0
+        self._pays = True
         self._lost = 0.0
         self._since_decoded = 0
 
@@ -72,13 +73,16 @@ class Payoff:
 
     def guessed(self, tokens: int, seconds: float) -> None:
         """Take note of what a draft model's guesses cost; tokens: of all sequences together."""
-        self._guess.add(seconds, tokens)
+        if tokens:  # else many that were not ready would outweigh what is remembered of guesses
+            self._guess.add(seconds, tokens)
         self._spend(seconds)
 
     def caught_up(self, tokens: int, seconds: float) -> None:
         """Take note of what it cost to have a draft model read ``tokens`` that its sequences have already."""
         self._catch_up.add(seconds, tokens)
         self._spend(seconds)
+        if not self._pays:
+            self._lost += seconds
 
     def checked(
         self,
@@ -107,7 +111,8 @@ class Payoff:
         usual = _OUTLIER * (base + slope * (drafted + 1))
         cost = min(seconds, usual) + self._guess.value * drafted
         self._lost = max(self._lost + cost - (accepted + 1) * plain, 0.0)
-        if self._best(record, _LONGEST)[1] * plain >= 1:
+        self._pays = self._best(record, _LONGEST)[1] * plain >= 1
+        if self._pays:
             record.pause = _SHORTEST_PAUSE
         else:
             record.paused_until = generated + record.pause
@@ -139,19 +144,22 @@ class Payoff:
         After the first trials, False where a decode call of as many has not been measured of late, so that
         it is.
         """
-        if self._trials < FREE_TRIALS:
-            return True
+        # How long an answer will be is not known; others' are the best guess, at any point of it.
+        expected = min(left, self._answer.value or left)
+        reading = behind * self._catch_up.value
         plain = self.plain(running)
+        # What takes longer to read than all the rest to decode could not be made up for by any guess.
+        hopeless = plain is not None and reading > expected * plain
+        if self._trials < FREE_TRIALS:
+            return not hopeless
         if plain is None or self._since_decoded >= MEASURE_AGAIN:
             return False
         if self._lost > _ALLOWANCE * plain * running:
             return False
         saved = plain - 1 / self._best(record, most)[1]
         if saved < 0:
-            return generated >= record.paused_until
-        # How long an answer will be is not known; others' are the best guess, at any point of it.
-        expected = min(left, self._answer.value or left)
-        return behind * self._catch_up.value <= expected * saved
+            return generated >= record.paused_until and not hopeless
+        return reading <= expected * saved
 
     def length(self, record: DraftRecord, most: int) -> int:
         """Return how many tokens to guess, at most ``most``: those that give most tokens in a second."""
