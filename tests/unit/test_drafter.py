@@ -427,3 +427,12 @@ def test_warming_up_leaves_nothing() -> None:
     sequence = pair.add("a", PROMPTS[0], 20)
     pair.drain()
     assert sequence.drafts.accepted == sequence.drafts.drafted > 0
+
+
+def test_a_context_without_room_for_a_guess_is_not_warmed_up() -> None:
+    pair = Pair(same(context=2), context=2, chunk=2)
+    pair.drafter.warm_up()
+    sequence = pair.add("a", (9,), 1)
+    pair.drain()
+    assert pair.tokens[sequence] == alone((9,), 1)
+    assert not pair.draft.calls

@@ -190,3 +190,14 @@ def test_a_draft_that_could_not_guess_yet_is_not_taken_for_a_slow_one() -> None:
     for _ in range(100):  # parts of a long prompt
         payoff.guessed(0, 1e-5)
     assert payoff.length(record, 16) == length > 4
+
+
+def test_what_was_read_for_others_in_vain_holds_up_nobody_whose_guesses_are_right() -> None:
+    play = Play(likely=0.0, guess=0.5, check=0.1)
+    play.answer(1000)
+    play.payoff.caught_up(1000, 50.0)
+    play.payoff.decoded(1, 1.0)
+    right = DraftRecord(right=50, judged=50)
+    asked = {"most": 16, "running": 1, "generated": 1, "left": LEFT}
+    assert play.payoff.worth(right, **asked, behind=1)
+    assert not play.payoff.worth(DraftRecord(), **asked, behind=1000)

@@ -94,6 +94,8 @@ class Drafter:
         sequences.
         """
         count = min(FEW, self._limits.context - 2)
+        if count < 1:  # nor is there room for a guess
+            return
         self._session.prefill(0, (0,) * count, 0)
         self._session.verify(0, (0, 0), count - 1)
         self._session.decode((0,), (count,))

@@ -13,7 +13,9 @@ from typing import Final
 FREE_TRIALS: Final = 4
 """Checks that are made, and may lose, before anything is known of guesses."""
 PROBE_SHARE: Final = 0.01
-"""Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now."""
+"""Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now; and as
+much to what a draft model reads for them.
+"""
 MEASURE_AGAIN: Final = 128
 """Checks after which sequences are decoded once, so that what that costs is known as of late."""
 _ALLOWANCE: Final = 4  # decode calls whose time may be lost at once, so that short runs try at all
@@ -61,7 +63,7 @@ class Payoff:
         self._all = DraftRecord()
         self._trials = 0
         self._pays = True
-        self._lost = 0.0
+        self._lost = self._read = 0.0
         self._since_decoded = 0
 
     def decoded(self, rows: int, seconds: float) -> None:
@@ -82,7 +84,7 @@ class Payoff:
         self._catch_up.add(seconds, tokens)
         self._spend(seconds)
         if not self._pays:
-            self._lost += seconds
+            self._read += seconds
 
     def checked(
         self,
@@ -111,8 +113,8 @@ class Payoff:
         usual = _OUTLIER * (base + slope * (drafted + 1))
         cost = min(seconds, usual) + self._guess.value * drafted
         self._lost = max(self._lost + cost - (accepted + 1) * plain, 0.0)
-        self._pays = self._best(record, _LONGEST)[1] * plain >= 1
-        if self._pays:
+        self._pays = self._best(DraftRecord(), _LONGEST)[1] * plain >= 1  # where nothing is known of it
+        if self._best(record, _LONGEST)[1] * plain >= 1:
             record.pause = _SHORTEST_PAUSE
         else:
             record.paused_until = generated + record.pause
@@ -121,6 +123,7 @@ class Payoff:
     def _spend(self, seconds: float) -> None:
         """Count time, of which a share may have been lost."""
         self._lost = max(self._lost - PROBE_SHARE * seconds, 0.0)
+        self._read = max(self._read - PROBE_SHARE * seconds, 0.0)
 
     def ended(self, generated: int) -> None:
         """Take note of the length of an answer."""
@@ -154,11 +157,13 @@ class Payoff:
             return not hopeless
         if plain is None or self._since_decoded >= MEASURE_AGAIN:
             return False
-        if self._lost > _ALLOWANCE * plain * running:
+        allowance = _ALLOWANCE * plain * running
+        if self._lost > allowance:
             return False
         saved = plain - 1 / self._best(record, most)[1]
         if saved < 0:
-            return generated >= record.paused_until and not hopeless
+            affordable = reading <= plain or self._read <= allowance
+            return generated >= record.paused_until and affordable and not hopeless
         return reading <= expected * saved
 
     def length(self, record: DraftRecord, most: int) -> int:
