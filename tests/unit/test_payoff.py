@@ -201,3 +201,20 @@ def test_what_was_read_for_others_in_vain_holds_up_nobody_whose_guesses_are_righ
     asked = {"most": 16, "running": 1, "generated": 1, "left": LEFT}
     assert play.payoff.worth(right, **asked, behind=1)
     assert not play.payoff.worth(DraftRecord(), **asked, behind=1000)
+
+
+def test_answers_that_end_before_a_draft_has_read_their_prompts_are_left_alone() -> None:
+    payoff, now, tokens = Payoff(), 0.0, 0
+    for _ in range(300):
+        behind = 2600
+        for generated in range(1, 6):
+            if payoff.worth(
+                DraftRecord(), most=1, running=1, generated=generated, left=6 - generated, behind=behind
+            ):
+                assert behind > 512
+                payoff.caught_up(512, 0.97)
+                now, behind = now + 0.97, behind - 512
+            payoff.decoded(1, 1.0)
+            now, tokens = now + 1.0, tokens + 1
+        payoff.ended(6)
+    assert now < 1.05 * tokens

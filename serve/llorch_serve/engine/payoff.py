@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE_TRIALS: Final = 4
-"""Checks that are made, and may lose, before anything is known of guesses."""
+"""Checks that are made, and may lose, before anything is known of guesses. A draft model may read for them for
+as long as so many answers take.
+"""
 PROBE_SHARE: Final = 0.01
 """Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now; and as
 much to what a draft model reads for them.
@@ -62,7 +64,7 @@ class Payoff:
         self._answer = _Mean()
         self._all = DraftRecord()
         self._trials = 0
-        self._pays = True
+        self._pays = False
         self._lost = self._read = 0.0
         self._since_decoded = 0
 
@@ -106,7 +108,10 @@ class Payoff:
         self._trials += 1
         self._since_decoded += 1
         plain = self.plain(running)
-        if plain is None or self._trials <= FREE_TRIALS:
+        if self._trials <= FREE_TRIALS:
+            self._read = 0.0
+            return
+        if plain is None:
             return
         base, slope = self._checks.fit()
         # What the system did meanwhile is no fault of guesses.
@@ -154,7 +159,8 @@ class Payoff:
         # What takes longer to read than all the rest to decode could not be made up for by any guess.
         hopeless = plain is not None and reading > expected * plain
         if self._trials < FREE_TRIALS:
-            return not hopeless
+            spent = plain is not None and reading > plain and self._read > FREE_TRIALS * expected * plain
+            return not (hopeless or spent)
         if plain is None or self._since_decoded >= MEASURE_AGAIN:
             return False
         allowance = _ALLOWANCE * plain * running
