@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE_TRIALS: Final = 4
-"""Checks that are made, and may lose, before anything is known of guesses. A draft model may read for them for
-as long as so many answers take.
+"""Checks that are made, and may lose, before anything is known of guesses. A draft model may read for them as
+long as so many answers take.
 """
 PROBE_SHARE: Final = 0.01
 """Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now; and as
