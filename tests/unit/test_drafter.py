@@ -420,13 +420,26 @@ def test_after_a_guess_that_was_right_to_its_end_one_call_reads_and_guesses() ->
     assert all(count <= FEW for kind, count in kinds if kind == "verify")
 
 
-def test_warming_up_leaves_nothing() -> None:
+def test_warming_up_comes_with_the_next_sequence_and_leaves_nothing() -> None:
     pair = Pair(same())
     pair.drafter.warm_up()
-    assert {call.kind for call in pair.draft.calls} == {"prefill", "verify", "decode"}
+    assert not pair.draft.calls  # the thread that asks is not the one that guesses
     sequence = pair.add("a", PROMPTS[0], 20)
+    assert [call.kind for call in pair.draft.calls] == ["prefill", "verify", "decode"]
+    pair.add("b", PROMPTS[1], 20)
+    assert len(pair.draft.calls) == 3
     pair.drain()
     assert sequence.drafts.accepted == sequence.drafts.drafted > 0
+
+
+def test_a_draft_that_cannot_be_warmed_up_is_a_failure_of_it() -> None:
+    pair = Pair(fail("verify", 1))
+    pair.drafter.warm_up()
+    sequence = pair.add("a", PROMPTS[0], 20)
+    pair.drain()
+    assert pair.tokens[sequence] == alone(PROMPTS[0], 20)
+    assert sequence.draft is None
+    assert str(pair.engine.draft_failure) == "out of luck"
 
 
 def test_a_context_without_room_for_a_guess_is_not_warmed_up() -> None:

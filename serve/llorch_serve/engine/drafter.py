@@ -84,15 +84,23 @@ class Drafter:
         self._payoff = payoff
         self._clock = clock
         self._slots = [_Slot() for _ in range(limits.slots)]
+        self._cold = False
 
     def begin(self, sequence: Sequence) -> ModelDraft:
         """Return what is kept about a sequence that is new."""
+        if self._cold:
+            self._cold = False
+            self._warm_up()
         return ModelDraft(max_draft=self._limits.most, behind=sequence.prompt_length)
 
     def warm_up(self) -> None:
-        """Make a call of each kind, so that the first guess finds buffers ready; before there are
-        sequences.
+        """Have a call of each kind made as the next sequence begins, so that the first guess finds buffers
+        ready; before there are sequences. Not at once: what a device records belongs to the thread that
+        calls, which must be the one that guesses.
         """
+        self._cold = True
+
+    def _warm_up(self) -> None:
         count = min(FEW, self._limits.context - 2)
         if count < 1:  # nor is there room for a guess
             return
