@@ -208,6 +208,24 @@ def test_part_of_the_last_prompt_is_taken_up_unrounded_in_its_own_slot(artifact:
     assert not np.array_equal(session.prefill(0, others[10:], 50, range(10)), expected[10:])
 
 
+@pytest.mark.parametrize("how", ["decode", "verify"])
+def test_what_running_calls_wrote_below_the_last_prompts_end_is_taken_up(
+    artifact: Artifact, how: str
+) -> None:
+    """As a draft model's sequences do, whose first tokens may take no call of prompts."""
+    ids, others = random_ids(64), random_ids(40, seed=7)
+    expected, found = opened(artifact), opened(artifact)
+    found.prefill(0, ids, 0)
+    for session in (expected, found):
+        if how == "decode":
+            for place in range(5):
+                session.decode([others[place]], [place + 1])
+        else:
+            session.verify(0, others[:5], 0)
+    wanted = expected.prefill(0, others[5:], 5, range(35)).copy()
+    assert np.array_equal(found.prefill(0, others[5:], 5, range(35)), wanted)
+
+
 @pytest.mark.skipif(
     sys.platform == "win32" or mmap.PAGESIZE > 4096,
     reason="Windows takes no memory back, and a tiny model's rows have no whole large page",

@@ -13,7 +13,7 @@ import pytest
 from llorch_export.graph.stage_choice import StageChoice
 from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.config import EngineConfig, SessionConfig, check_guesses
-from llorch_serve.errors import ArtifactError, LlorchError, UsageError
+from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.loading.draft import find_draft
 from llorch_serve.loading.models import load_model
 from llorch_serve.loading.repeatable import repeatable
@@ -190,6 +190,20 @@ def test_what_does_not_go_with_a_draft_is_refused(changes: dict[str, object], fo
         check_guesses(replace(EngineConfig(draft=Path("d")), **changes))  # type: ignore[arg-type]
     if "lookup" not in changes:
         check_guesses(replace(EngineConfig(), **changes))  # type: ignore[arg-type]
+
+
+def test_a_worker_is_not_warm_where_its_draft_has_failed(folders: dict[str, Path]) -> None:
+    def fail(*_: object) -> None:
+        raise ProviderError("out of luck")
+
+    worker = loaded(folders["model"], folders["other"])
+    try:
+        assert worker._drafter is not None
+        worker._drafter._session.verify = fail  # type: ignore[assignment,method-assign]
+        with pytest.raises(ProviderError, match="out of luck"):
+            worker.warm_up()
+    finally:
+        worker.close()
 
 
 def test_pairs_of_rows_are_not_asked_for_beside_a_draft(folders: dict[str, Path]) -> None:

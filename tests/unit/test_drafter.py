@@ -166,6 +166,18 @@ def test_streams_are_guessed_for_together() -> None:
     assert sum(width == 4 for width in widths) >= 6
 
 
+def test_a_slot_in_between_keeps_what_it_holds_as_it_was_computed() -> None:
+    pair = Pair(same(context=200), context=200, chunk=16)
+    long, short = tuple(i % VOCAB for i in range(70)), (9,)
+    pair.add("a", long, 30)
+    other = pair.add("b", short, 30)
+    while not other.drafts.drafted:
+        pair.step()
+    read = len(pair.drafter._slots[0].tokens)
+    assert 0 < read < len(long)
+    assert pair.draft.kinds[0][:read] == ["prefill"] * read
+
+
 def test_a_stop_token_ends_a_guess() -> None:
     prompt, answer = PROMPTS[0], alone(PROMPTS[0], 3)
     pair = Pair(same(), most=8)
@@ -202,6 +214,14 @@ def test_tables_of_other_sizes_are_fitted() -> None:
     assert unknown.drafts.drafted == 0
     assert fitted(np.zeros((2, 5), np.float32), 3).shape == (2, 3)
     assert np.isfinite(fitted(np.zeros((2, 3), np.float32), 5)).all()
+
+
+def test_a_draft_whose_logits_are_not_finite_is_asked_once_for_a_sequence() -> None:
+    pair = Pair(FakeSession(context=64, vocab_size=VOCAB, edit=lambda _call, logits: logits.fill(np.nan)))
+    sequence = pair.add("a", PROMPTS[0], 20)
+    pair.drain()
+    assert pair.tokens[sequence] == alone(PROMPTS[0], 20)
+    assert [call.kind for call in pair.draft.calls] == ["prefill", "decode"]
 
 
 def test_a_long_prompt_is_read_in_parts_while_tokens_come() -> None:
@@ -247,6 +267,22 @@ def test_what_another_salt_has_left_is_not_read(salt: str) -> None:
     pair.drain()
     read = sum(len(c.token_ids) for c in pair.draft.calls[before:] if c.kind == "prefill")
     assert read == (0 if salt == "x" else 16)  # a part; the rest is few enough to be read with a guess
+
+
+@pytest.mark.parametrize("salt", ["x", "y"])
+def test_what_another_salt_has_left_is_not_read_behind_a_sequence_that_was_not_guessed_for(salt: str) -> None:
+    pair = Pair(same(slots=1), slots=1)
+    prompt = tuple(range(20))
+    pair.add("a", prompt, 6, ownership=Ownership(cache_salt="x"))
+    pair.drain()
+    pair.add("b", prompt, 1, ownership=Ownership(cache_salt=salt))
+    pair.drain()
+    before = len(pair.draft.calls)
+    last = pair.add("c", prompt, 6, ownership=Ownership(cache_salt=salt))
+    pair.drain()
+    assert last.cache.reused > 16  # of the second one's
+    read = sum(len(c.token_ids) for c in pair.draft.calls[before:] if c.kind == "prefill")
+    assert read == (0 if salt == "x" else 16)
 
 
 def test_answers_to_one_prompt_share_it_in_the_draft() -> None:
@@ -384,10 +420,32 @@ def test_after_a_guess_that_was_right_to_its_end_one_call_reads_and_guesses() ->
     assert all(count <= FEW for kind, count in kinds if kind == "verify")
 
 
-def test_warming_up_leaves_nothing() -> None:
+def test_warming_up_comes_with_the_next_sequence_and_leaves_nothing() -> None:
     pair = Pair(same())
     pair.drafter.warm_up()
-    assert {call.kind for call in pair.draft.calls} == {"prefill", "verify", "decode"}
+    assert not pair.draft.calls  # the thread that asks is not the one that guesses
     sequence = pair.add("a", PROMPTS[0], 20)
+    assert [call.kind for call in pair.draft.calls] == ["prefill", "verify", "decode"]
+    pair.add("b", PROMPTS[1], 20)
+    assert len(pair.draft.calls) == 3
     pair.drain()
     assert sequence.drafts.accepted == sequence.drafts.drafted > 0
+
+
+def test_a_draft_that_cannot_be_warmed_up_is_a_failure_of_it() -> None:
+    pair = Pair(fail("verify", 1))
+    pair.drafter.warm_up()
+    sequence = pair.add("a", PROMPTS[0], 20)
+    pair.drain()
+    assert pair.tokens[sequence] == alone(PROMPTS[0], 20)
+    assert sequence.draft is None
+    assert str(pair.engine.draft_failure) == "out of luck"
+
+
+def test_a_context_without_room_for_a_guess_is_not_warmed_up() -> None:
+    pair = Pair(same(context=2), context=2, chunk=2)
+    pair.drafter.warm_up()
+    sequence = pair.add("a", (9,), 1)
+    pair.drain()
+    assert pair.tokens[sequence] == alone((9,), 1)
+    assert not pair.draft.calls

@@ -166,3 +166,55 @@ def test_prompts_that_cost_more_than_guesses_give_lose_little() -> None:
     for _ in range(200):
         play.answer(20, behind=1000, read=0.05)
     assert play.now < 1.05 * play.tokens
+
+
+@pytest.mark.parametrize("likely", [0.0, 0.3])
+@pytest.mark.parametrize(("length", "behind", "read"), [(10, 8000, 0.005), (100, 2000, 0.005)])
+def test_prompts_that_are_read_for_guesses_that_do_not_pay_cost_little(
+    likely: float, length: int, behind: int, read: float
+) -> None:
+    play = Play(likely=likely, guess=0.7, check=0.2)
+    for _ in range(4000 // length):
+        play.answer(length, behind=behind, read=read)
+    assert play.now < 1.03 * play.tokens
+    assert play.drafted > 0
+
+
+def test_a_draft_that_could_not_guess_yet_is_not_taken_for_a_slow_one() -> None:
+    payoff, record = Payoff(), DraftRecord(right=90, judged=100)
+    payoff.decoded(1, 1.0)
+    for _ in range(FREE_TRIALS + 1):
+        payoff.guessed(4, 0.04)
+        payoff.checked(record, drafted=4, accepted=4, seconds=1.0, running=1, generated=0)
+    length = payoff.length(record, 16)
+    for _ in range(100):  # parts of a long prompt
+        payoff.guessed(0, 1e-5)
+    assert payoff.length(record, 16) == length > 4
+
+
+def test_what_was_read_for_others_in_vain_holds_up_nobody_whose_guesses_are_right() -> None:
+    play = Play(likely=0.0, guess=0.5, check=0.1)
+    play.answer(1000)
+    play.payoff.caught_up(1000, 50.0)
+    play.payoff.decoded(1, 1.0)
+    right = DraftRecord(right=50, judged=50)
+    asked = {"most": 16, "running": 1, "generated": 1, "left": LEFT}
+    assert play.payoff.worth(right, **asked, behind=1)
+    assert not play.payoff.worth(DraftRecord(), **asked, behind=1000)
+
+
+def test_answers_that_end_before_a_draft_has_read_their_prompts_are_left_alone() -> None:
+    payoff, now, tokens = Payoff(), 0.0, 0
+    for _ in range(300):
+        behind = 2600
+        for generated in range(1, 6):
+            if payoff.worth(
+                DraftRecord(), most=1, running=1, generated=generated, left=6 - generated, behind=behind
+            ):
+                assert behind > 512
+                payoff.caught_up(512, 0.97)
+                now, behind = now + 0.97, behind - 512
+            payoff.decoded(1, 1.0)
+            now, tokens = now + 1.0, tokens + 1
+        payoff.ended(6)
+    assert now < 1.05 * tokens

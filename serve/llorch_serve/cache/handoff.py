@@ -68,9 +68,8 @@ class Handoff:
     def begin(self, slot: int, start: int) -> None:
         """Make the prompt's cache hold the first ``start`` positions of a slot."""
         # What the prompt's cache holds of this slot is exact, also where a sequence takes up only part of it:
-        # calls have written nothing below that in the slot since. So continuations of one context read it as
-        # the first
-        # one did.
+        # whatever calls have written in the slot since lies behind that. So continuations of one context read
+        # it as the first one did.
         goes_on = slot == self._slot and start <= self._length
         if not goes_on and self._reached > KEPT:
             self.prompt.release(0, KEPT)
@@ -98,6 +97,13 @@ class Handoff:
             np.copyto(target, steps, casting="unsafe")
         self._length = stop
         self._reached = max(self._reached, stop)
+
+    def written(self, slot: int, start: int) -> None:
+        """Forget what the prompt's cache holds of a slot from ``start`` on, where a call of running sequences
+        has written.
+        """
+        if slot == self._slot:
+            self._length = min(self._length, start)
 
     def overwritten(self, slot: int) -> None:
         """Forget the prompt if it was that slot's: it now holds something else."""

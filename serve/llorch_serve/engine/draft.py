@@ -22,7 +22,7 @@ class ModelDraft:
         self._guess = tuple(token_ids)
 
     def stop(self) -> None:
-        """Guess no more: the draft model cannot hold the sequence."""
+        """Guess no more: the draft model cannot hold the sequence, or say what follows it."""
         self.max_draft = 0
 
     def extend(self, token_ids: Sequence[int]) -> None:

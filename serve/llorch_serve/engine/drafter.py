@@ -84,16 +84,26 @@ class Drafter:
         self._payoff = payoff
         self._clock = clock
         self._slots = [_Slot() for _ in range(limits.slots)]
+        self._cold = False
 
     def begin(self, sequence: Sequence) -> ModelDraft:
         """Return what is kept about a sequence that is new."""
+        if self._cold:
+            self._cold = False
+            self._warm_up()
         return ModelDraft(max_draft=self._limits.most, behind=sequence.prompt_length)
 
     def warm_up(self) -> None:
-        """Make a call of each kind, so that the first guess finds buffers ready; before there are
-        sequences.
+        """Have a call of each kind made as the next sequence begins, so that the first guess finds buffers
+        ready; before there are sequences. Not at once: what a device records belongs to the thread that
+        calls, which must be the one that guesses.
         """
+        self._cold = True
+
+    def _warm_up(self) -> None:
         count = min(FEW, self._limits.context - 2)
+        if count < 1:  # nor is there room for a guess
+            return
         self._session.prefill(0, (0,) * count, 0)
         self._session.verify(0, (0, 0), count - 1)
         self._session.decode((0,), (count,))
@@ -147,8 +157,9 @@ class Drafter:
         tokens = sequence.token_ids
         if slot.owner is not sequence:
             # Of what others left it may use what the model's cache was shared with it, and no more: else the
-            # time that a guess takes would tell it what they sent.
-            del slot.tokens[sequence.cache.reused :]
+            # time that a guess takes would tell it what they sent. What the model shared need not be from
+            # whom the draft has it, as not every sequence is guessed for.
+            del slot.tokens[sequence.cache.reused if _share(slot.owner, sequence) else 0 :]
             slot.owner = sequence
         del slot.tokens[common_prefix(slot.tokens, tokens[:-1]) :]
         most = min(row.most, self._limits.context - len(tokens))
@@ -193,6 +204,9 @@ class Drafter:
             logits = fitted(self._run(running), self._limits.vocab)
             own = [row.sequence.sampling for row in running if row.sequence.sampling is not None]
             for row, token in zip(running, forecast(logits, own, ahead), strict=True):
+                if token is None and not row.guess:  # as of logits that are not finite, which come again
+                    assert row.sequence.draft is not None
+                    row.sequence.draft.stop()
                 if token is None or token >= self._limits.draft_vocab:
                     row.most = len(row.guess)
                 else:
@@ -213,13 +227,22 @@ class Drafter:
     def _decode(self, rows: Seq[_Row]) -> Logits:
         """Run the next token of each row; return logits [slots up to the last row's, vocabulary].
 
-        A slot in between runs what it ran last once more, which changes nothing.
+        A slot in between runs some token behind what it holds, where its own will be written before it is
+        read; one that is full runs its last one again.
         """
         for row in rows:
             held, tokens = self._slots[row.place].tokens, row.sequence.token_ids
             place = len(held)
             held.append(tokens[place] if place < len(tokens) else row.guess[place - len(tokens)])
-        slots = [slot.tokens for slot in self._slots[: max(row.place for row in rows) + 1]]
-        return self._session.decode(
-            [held[-1] if held else 0 for held in slots], [max(len(held), 1) for held in slots]
-        )
+        asked = {row.place for row in rows}
+        token_ids, lengths = [], []
+        for place, slot in enumerate(self._slots[: max(asked) + 1]):
+            behind = place not in asked and len(slot.tokens) < self._limits.context
+            token_ids.append(0 if behind else slot.tokens[-1])
+            lengths.append(len(slot.tokens) + behind)
+        return self._session.decode(token_ids, lengths)
+
+
+def _share(first: Sequence | None, second: Sequence) -> bool:
+    """Tell whether two sequences may start from what either leaves in the cache."""
+    return first is not None and first.ownership.cache_salt == second.ownership.cache_salt

@@ -42,6 +42,7 @@ class Engine:
         self._scheduler = scheduler
         self._clock = clock
         self._drafter = drafter
+        self._draft_failure: Exception | None = None
         self._masks = MaskThread()
         self._rate = TokenRate()
 
@@ -49,10 +50,14 @@ class Engine:
         """Queue sequences, all or none. Raises QueueFullError."""
         self._scheduler.add(*sequences)
         self.live.update(sequences)
-        if self._drafter is not None:
+        if self._drafter is None:
+            return
+        try:
             for sequence in sequences:
                 if sequence.sampling is not None:
                     sequence.draft = self._drafter.begin(sequence)
+        except FAILED_CALLS as error:
+            self._leave_out_draft(error)
 
     def abort(self, sequence: Sequence) -> bool:
         """Forget a sequence; its slot is free for the next step. Return whether it was live; if not, nothing
@@ -102,6 +107,11 @@ class Engine:
         return events
 
     @property
+    def draft_failure(self) -> Exception | None:
+        """Why the draft model guesses no more; None: it has not failed."""
+        return self._draft_failure
+
+    @property
     def slots(self) -> int:
         """How many sequences run at once."""
         return self._scheduler.slots
@@ -142,6 +152,7 @@ class Engine:
         """Go on without the draft model, whose failure is nobody's: no answer depends on its guesses."""
         logger.warning("the draft model has failed and guesses no more, answers go on: %s", error)
         self._drafter = None
+        self._draft_failure = error
         for sequence in self.live:
             sequence.draft = None
 

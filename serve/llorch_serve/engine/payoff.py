@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE_TRIALS: Final = 4
-"""Checks that are made, and may lose, before anything is known of guesses."""
+"""Checks that are made, and may lose, before anything is known of guesses. A draft model may read for them as
+long as so many answers take.
+"""
 PROBE_SHARE: Final = 0.01
-"""Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now."""
+"""Part of the engine's time that may be lost to checks that do not pay, to see whether they do by now; and as
+much to what a draft model reads for them.
+"""
 MEASURE_AGAIN: Final = 128
 """Checks after which sequences are decoded once, so that what that costs is known as of late."""
 _ALLOWANCE: Final = 4  # decode calls whose time may be lost at once, so that short runs try at all
@@ -60,7 +64,8 @@ class Payoff:
         self._answer = _Mean()
         self._all = DraftRecord()
         self._trials = 0
-        self._lost = 0.0
+        self._pays = False
+        self._lost = self._read = 0.0
         self._since_decoded = 0
 
     def decoded(self, rows: int, seconds: float) -> None:
@@ -72,13 +77,16 @@ class Payoff:
 
     def guessed(self, tokens: int, seconds: float) -> None:
         """Take note of what a draft model's guesses cost; tokens: of all sequences together."""
-        self._guess.add(seconds, tokens)
+        if tokens:  # else many that were not ready would outweigh what is remembered of guesses
+            self._guess.add(seconds, tokens)
         self._spend(seconds)
 
     def caught_up(self, tokens: int, seconds: float) -> None:
         """Take note of what it cost to have a draft model read ``tokens`` that its sequences have already."""
         self._catch_up.add(seconds, tokens)
         self._spend(seconds)
+        if not self._pays:
+            self._read += seconds
 
     def checked(
         self,
@@ -100,13 +108,17 @@ class Payoff:
         self._trials += 1
         self._since_decoded += 1
         plain = self.plain(running)
-        if plain is None or self._trials <= FREE_TRIALS:
+        if self._trials <= FREE_TRIALS:
+            self._read = 0.0
+            return
+        if plain is None:
             return
         base, slope = self._checks.fit()
         # What the system did meanwhile is no fault of guesses.
         usual = _OUTLIER * (base + slope * (drafted + 1))
         cost = min(seconds, usual) + self._guess.value * drafted
         self._lost = max(self._lost + cost - (accepted + 1) * plain, 0.0)
+        self._pays = self._best(DraftRecord(), _LONGEST)[1] * plain >= 1  # where nothing is known of it
         if self._best(record, _LONGEST)[1] * plain >= 1:
             record.pause = _SHORTEST_PAUSE
         else:
@@ -116,6 +128,7 @@ class Payoff:
     def _spend(self, seconds: float) -> None:
         """Count time, of which a share may have been lost."""
         self._lost = max(self._lost - PROBE_SHARE * seconds, 0.0)
+        self._read = max(self._read - PROBE_SHARE * seconds, 0.0)
 
     def ended(self, generated: int) -> None:
         """Take note of the length of an answer."""
@@ -139,19 +152,25 @@ class Payoff:
         After the first trials, False where a decode call of as many has not been measured of late, so that
         it is.
         """
-        if self._trials < FREE_TRIALS:
-            return True
+        # How long an answer will be is not known; others' are the best guess, at any point of it.
+        expected = min(left, self._answer.value or left)
+        reading = behind * self._catch_up.value
         plain = self.plain(running)
+        # What takes longer to read than all the rest to decode could not be made up for by any guess.
+        hopeless = plain is not None and reading > expected * plain
+        if self._trials < FREE_TRIALS:
+            spent = plain is not None and reading > plain and self._read > FREE_TRIALS * expected * plain
+            return not (hopeless or spent)
         if plain is None or self._since_decoded >= MEASURE_AGAIN:
             return False
-        if self._lost > _ALLOWANCE * plain * running:
+        allowance = _ALLOWANCE * plain * running
+        if self._lost > allowance:
             return False
         saved = plain - 1 / self._best(record, most)[1]
         if saved < 0:
-            return generated >= record.paused_until
-        # How long an answer will be is not known; others' are the best guess, at any point of it.
-        expected = min(left, self._answer.value or left)
-        return behind * self._catch_up.value <= expected * saved
+            affordable = reading <= plain or self._read <= allowance
+            return generated >= record.paused_until and affordable and not hopeless
+        return reading <= expected * saved
 
     def length(self, record: DraftRecord, most: int) -> int:
         """Return how many tokens to guess, at most ``most``: those that give most tokens in a second."""

@@ -128,6 +128,9 @@ class DecoderSession:
             next call.
         Raises ProviderError if the runtime fails.
         """
+        if self._handoff is not None:
+            for slot, length in enumerate(lengths):
+                self._handoff.written(slot, length - 1)
         if self.capabilities.batched_decode:
             return self._decode.run(0, token_ids, lengths, range(len(token_ids)))
         rows = enumerate(zip(token_ids, lengths, strict=True))
@@ -157,6 +160,8 @@ class DecoderSession:
 
         Raises ProviderError if the runtime fails.
         """
+        if self._handoff is not None:
+            self._handoff.written(slot, start)
         return self._advance(self._decode, slot, token_ids, start, range(len(token_ids)))
 
     def _advance(

@@ -153,7 +153,7 @@ class Worker(LoadedModel):
         """Run a short prompt through prefill and decode, so that the first request finds buffers and pages
         ready.
 
-        Grammars are made ready too, where llguidance is installed.
+        Grammars are made ready too, where llguidance is installed. Raises what a draft model fails with.
         """
         self._grammars.prepare()
         if self._drafter is not None:  # no sequence is there yet, so that the engine's thread leaves it alone
@@ -162,6 +162,9 @@ class Worker(LoadedModel):
         prompt = TokenPrompt((0,) * min(8, self._session.capacity.context - 1))
         lanes = range(len(self._engines))  # each gets one, as all are submitted before any has ended
         run_together(self, [GenerationRequest(f"warm-up-{lane}", prompt, sampling) for lane in lanes])
+        for engine in self._engines:
+            if engine.draft_failure is not None:
+                raise engine.draft_failure
 
     def submit(self, request: GenerationRequest, sink: UpdateSink) -> Abort:
         """Check, tokenise and queue a request; return what ends it early.
