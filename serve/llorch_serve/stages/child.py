@@ -98,15 +98,28 @@ def _on_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
+def let_worker_in() -> None:
+    """Have the worker run on a core of this process's as soon as it has something to do: all stages wait for
+    it.
+
+    It takes a fraction of a millisecond, and this process gets no less time than any other. A policy that
+    somebody chose for the worker stays. Where the system has no such policy or forbids to choose one, as
+    sandboxes do, that is said, and answers only come later.
+    """
+    if sys.platform == "linux":
+        try:
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        except OSError as error:
+            sys.stderr.write(f"note: a stage cannot let the worker in at once: {error.strerror}\n")
+
+
 def main() -> None:
     """Answer until the worker has ended."""
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the worker decides when this ends.
     for name in _END_SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if sys.platform == "linux":
-        # On a core of a stage's, the worker runs as soon as it has something to do: all stages wait for it.
-        # It takes a fraction of a millisecond, and this process gets no less time than any other.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    let_worker_in()
     messages, *ends = [Messages(socket.socket(fileno=int(number))) for number in sys.argv[1:]]
     child = Child([LaneSockets(*ends[place : place + 3]) for place in range(0, len(ends), 3)])
     asked: queue.SimpleQueue[control.Question] = queue.SimpleQueue()
