@@ -1,16 +1,55 @@
-"""A strict sandbox does not keep a stage's process from starting."""
+"""A stage's process that cannot be started leaves nothing open; a strict sandbox does not keep one from
+starting.
+"""
 
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from llorch_serve.stages.child import let_worker_in
+from llorch_serve.stages.process import start_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and policies are Linux's here")
+
+
+def settings(number: int, stages: int) -> Any:
+    found = mock.Mock(number=number)
+    found.config.slots = 2
+    found.artifact.folder = Path("model")
+    found.artifact.manifest.stages = (None,) * stages
+    found.artifact.manifest.model.vocab_size = 64
+    return found
+
+
+def open_descriptors() -> set[str]:
+    return {each.name for each in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_process_that_cannot_be_started_leaves_no_descriptor_open(
+    monkeypatch: pytest.MonkeyPatch, stages: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "too many processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    gc.disable()
+    try:
+        before = open_descriptors()
+        with pytest.raises(OSError, match="too many processes"):
+            start_processes([settings(number, stages) for number in range(stages)], [()] * stages, 3)
+        assert open_descriptors() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL])
