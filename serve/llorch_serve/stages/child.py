@@ -76,8 +76,9 @@ class Child:
 def serve(answer: Callable[[memoryview], Buffers], asked: Messages, told: Messages) -> None:
     """Answer the questions that come by one socket into another, or the same, until they end."""
     while (message := asked.receive()) is not None:
+        found = answer(message)  # an OSError of the stage's own is no broken connection
         try:
-            told.send(answer(message))
+            told.send(found)
         except OSError:  # the worker is gone, or the next stage; so is this process in a moment
             break
     told.close()  # whoever waits there waits for nothing
