@@ -15,7 +15,8 @@ from unittest import mock
 
 import pytest
 
-from llorch_serve.stages.child import let_worker_in
+from llorch_serve.stages import control
+from llorch_serve.stages.child import Child, let_worker_in
 from llorch_serve.stages.process import start_processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors and policies are Linux's here")
@@ -70,3 +71,16 @@ def test_a_policy_that_somebody_chose_stays(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "sched_getscheduler", lambda _process: os.SCHED_IDLE)
     monkeypatch.setattr(os, "sched_setscheduler", lambda *_: pytest.fail("changed"))
     let_worker_in()
+
+
+def test_cores_that_a_sandbox_refuses_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    question = mock.Mock(spec=control.Open, cores=(2, 3))
+    assert Child([]).answer(question) == control.Refused(
+        kind="ResourceError",
+        message="the system refuses a stage's process the cores 2, 3 (Operation not permitted); with "
+        "--threads it chooses the cores itself",
+    )

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from llorch_serve.errors import ResourceError
 from llorch_serve.runtime.bound_graph import Logits
 from llorch_serve.stages import control
 from llorch_serve.stages.framing import Messages
@@ -52,8 +53,7 @@ class Child:
         """Do what is asked. Failures are answers too."""
         try:
             if isinstance(question, control.Open):
-                if question.cores and hasattr(os, "sched_setaffinity"):
-                    os.sched_setaffinity(0, question.cores)
+                _keep_to(question.cores)
                 self._memories = [map_logits(descriptor) for descriptor in question.memories]
                 self._loader = StageLoader(control.asked_settings(question))
                 return control.Room(room=self._loader.room())
@@ -97,6 +97,18 @@ def _on_thread(work: Callable[[], None]) -> None:
             os._exit(_BROKEN)
 
     threading.Thread(target=run, daemon=True).start()
+
+
+def _keep_to(cores: Sequence[int]) -> None:
+    """Run on these cores alone; none: on any. Raises ResourceError where the system refuses it."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:
+            raise ResourceError(
+                f"the system refuses a stage's process the cores {', '.join(map(str, cores))} "
+                f"({error.strerror}); with --threads it chooses the cores itself"
+            ) from error
 
 
 def let_worker_in() -> None:
