@@ -142,7 +142,7 @@ def test_no_graph_is_left_to_be_loaded_where_weights_are_gathered(
 ) -> None:
     asked: list[object] = []
 
-    def opened(*_: object, prompts_first: bool) -> SimpleNamespace:
+    def opened(*_: object, prompts_first: bool, beside: object) -> SimpleNamespace:
         asked.append(prompts_first)
         return SimpleNamespace(placement=Placement("P", 1.0, device="cpu"))
 
