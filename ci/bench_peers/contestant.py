@@ -12,7 +12,11 @@ from llorch_serve.fidelity.reference_file import ReferenceFile
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every engine is given. prompt_file: ``prompt_ids`` as a JSON array."""
+    """What every engine is given. prompt_file: ``prompt_ids`` as a JSON array.
+
+    filled: contexts hold the prompts before the clock starts, so that decoding alone is timed.
+    warm_up: peers do the work once before it counts; ours always do.
+    """
 
     prompt_ids: tuple[int, ...]
     prompt_file: Path
@@ -20,6 +24,8 @@ class Work:
     streams: tuple[int, ...]
     repeat: int
     threads: int
+    filled: bool = False
+    warm_up: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,11 @@ def _row(result: Result, streams: Sequence[int]) -> list[str]:
     cells = [result.label, *(("", "") if close is None else (f"{close.kl:.2g}", f"{close.top1:.1%}"))]
     for count in streams:
         at = [one for one in result.measured if one.streams == count]
-        firsts = [1000 * count * one.prompt_tokens / one.prefill_tokens_per_s for one in at]
+        firsts = [
+            1000 * count * one.prompt_tokens / one.prefill_tokens_per_s
+            for one in at
+            if one.prefill_tokens_per_s is not None
+        ]
         series = (firsts, [one.decode_tokens_per_s for one in at])
         cells += [f"{statistics.median(values):.1f}" if values else "" for values in series]
     return cells

@@ -15,10 +15,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from llorch_serve.errors import LlorchError, ResourceError, UsageError
 from llorch_serve.python_child import foreign_module_command
 from llorch_serve.terminal.console import fail, say
+
+_INT4: Final[tuple[str, ...]] = ("--weight-format", "int4", "--group-size", "64", "--ratio", "1.0", "--sym")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,11 @@ class PeersFolder:
         """The file that says how llama.cpp was built, where that is not as pip does it by itself."""
         return self.root / "main" / ".llama-build"
 
+    @property
+    def openvino_int8(self) -> Path:
+        """The same in int8, which :func:`make_openvino_int8` makes."""
+        return self.root / f"{self.prefix}ov-int8"
+
     def require(self) -> None:
         """Raise UsageError if anything is missing."""
         built = () if self.prefix else (self.genai,)
@@ -86,7 +94,14 @@ def make_models(peers: PeersFolder, gguf: Path) -> None:
         made(peers.checkpoint, lambda target: widen(gguf, target))
     if not built:
         made(peers.genai, lambda target: _build_genai(peers, target))
-    made(peers.openvino, lambda target: _export_openvino(peers, target))
+    made(peers.openvino, lambda target: _export_openvino(peers, target, *_INT4))
+
+
+def make_openvino_int8(peers: PeersFolder, gguf: Path) -> None:
+    """Make OpenVINO's model with weights in int8, unless it is there. Raises as :func:`make_models`."""
+    if not peers.openvino_int8.exists():
+        made(peers.checkpoint, lambda target: widen(gguf, target))
+    made(peers.openvino_int8, lambda target: _export_openvino(peers, target, "--weight-format", "int8"))
 
 
 def made(place: Path, make: Callable[[Path], object]) -> None:
@@ -146,11 +161,12 @@ def _build_genai(peers: PeersFolder, target: Path) -> None:
     )
 
 
-def _export_openvino(peers: PeersFolder, target: Path) -> None:
+def _export_openvino(peers: PeersFolder, target: Path, *weights: str) -> None:
     _run(
         *(peers.optimum_cli, "export", "openvino", "--model", peers.checkpoint),
-        *("--task", "text-generation-with-past", "--weight-format", "int4", "--group-size", "64"),
-        *("--ratio", "1.0", "--sym", target),
+        *("--task", "text-generation-with-past"),
+        *weights,
+        target,
     )
 
 

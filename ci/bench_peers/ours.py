@@ -74,10 +74,11 @@ class Recipe:
 
     def measure(self, work: Work) -> list[Measurement]:
         """See :class:`bench_peers.contestant.Contestant`."""
+        test = ("decode", "--depth", str(len(work.prompt_ids))) if work.filled else ("mixed",)
         output = run_process(
             *_LLORCH,
             *("bench", *self._where(), "--json", "--prompt-ids", work.prompt_file),
-            *("--tests", "mixed", "--max-tokens", str(work.new_tokens)),
+            *("--tests", *test, "--max-tokens", str(work.new_tokens)),
             *("--streams", ",".join(map(str, work.streams))),
             *("--repeat", str(work.repeat), "--threads", str(work.threads)),
             # A device takes the whole cache at the start.
@@ -92,7 +93,7 @@ class Recipe:
                 streams=streams,
                 prompt_tokens=len(work.prompt_ids),
                 new_tokens=work.new_tokens,
-                prefill_tokens_per_s=row.figures["prefill_tokens_per_s"].median,
+                prefill_tokens_per_s=None if work.filled else row.figures["prefill_tokens_per_s"].median,
                 decode_tokens_per_s=row.figures["decode_tokens_per_s"].median,
                 peak_mib=entry.peak_rss_mib,
             )

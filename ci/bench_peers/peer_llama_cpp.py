@@ -30,20 +30,27 @@ _INSTRUCTIONS: Final = (
     "DOTPROD",
     "MATMUL_INT8",
 )
+_CACHES: Final = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
 _quiet = llama_cpp.llama_log_callback(
     lambda level, text, data: None
 )  # kept alive: the library holds a pointer
 
 
 class Context:
-    """One llama.cpp context that fits a number of sequences, and a greedy sampler."""
+    """One llama.cpp context that fits a number of sequences, and a greedy sampler.
 
-    def __init__(self, model: Any, threads: int, *, sequences: int, length: int) -> None:
+    cache: one of ``_CACHES``, with which flash attention is on; empty: the library's defaults.
+    """
+
+    def __init__(self, model: Any, threads: int, *, sequences: int, length: int, cache: str) -> None:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = sequences * -(-length // 256) * 256  # divided evenly, in the library's own padding
         params.n_seq_max = sequences
         params.n_batch = params.n_ubatch = _BATCH
         params.n_threads = params.n_threads_batch = threads
+        if cache:
+            params.type_k = params.type_v = _CACHES[cache]
+            params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
             raise MemoryError(f"llama.cpp gave no context for {sequences} sequences of {length} tokens")
@@ -53,6 +60,11 @@ class Context:
     def clear(self) -> None:
         """Forget all sequences."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), False)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a sequence's keys and values to another, which has memory of its own."""
+        memory = llama_cpp.llama_get_memory(self._context)
+        llama_cpp.llama_memory_seq_cp(memory, source, target, -1, -1)
 
     def close(self) -> None:
         """Free the context and what belongs to it."""
@@ -94,8 +106,12 @@ class Runner:
         """Prefill every stream, then decode all of them together."""
         task, context = self._task, self._fitting(streams)
         arrivals = Arrivals(streams)
-        last = []
+        last: list[int] = []
         for stream, prompt in enumerate(task.prompts[:streams]):
+            if task.filled and stream:
+                context.copy(0, stream)
+                last.append(last[0])
+                continue
             end = len(prompt) - 1
             for start in range(0, len(prompt), _BATCH):
                 piece = prompt[start : start + _BATCH]
@@ -103,7 +119,12 @@ class Runner:
                     [(token, start + i, stream, start + i == end) for i, token in enumerate(piece)]
                 )
             last.append(context.likeliest(-1))
-            arrivals.mark(stream)
+            if not task.filled:
+                arrivals.mark(stream)
+        if task.filled:
+            arrivals = Arrivals(streams)
+            for stream in range(streams):
+                arrivals.mark(stream)
         for step in range(task.new_tokens - 1):
             position = len(task.prompts[0]) + step
             context.decode([(token, position, stream, True) for stream, token in enumerate(last)])
@@ -117,7 +138,9 @@ class Runner:
             if self._context is not None:
                 self._context.close()
             length = len(self._task.prompts[0]) + self._task.new_tokens
-            self._context = Context(self._model, self._task.threads, sequences=streams, length=length)
+            self._context = Context(
+                self._model, self._task.threads, sequences=streams, length=length, cache=self._task.cache
+            )
             self._streams = streams
         self._context.clear()
         return self._context
@@ -126,7 +149,7 @@ class Runner:
 def write_logits(model: Any, task: Task) -> None:
     """Write the logits [positions, vocabulary] of ``task.logits_of``, computed in batches as a prompt is."""
     vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    context = Context(model, task.threads, sequences=1, length=len(task.logits_of))
+    context = Context(model, task.threads, sequences=1, length=len(task.logits_of), cache=task.cache)
     rows = []
     for start in range(0, len(task.logits_of), _BATCH):
         piece = task.logits_of[start : start + _BATCH]
@@ -142,7 +165,7 @@ def first_piece(model: Any, task: Task) -> bytes:
     text = task.text.encode()
     ids = (llama_cpp.llama_token * (len(text) + 1))()
     count = llama_cpp.llama_tokenize(vocabulary, text, len(text), ids, len(ids), True, False)
-    context = Context(model, task.threads, sequences=1, length=count)
+    context = Context(model, task.threads, sequences=1, length=count, cache=task.cache)
     context.decode([(token, at, 0, at == count - 1) for at, token in enumerate(ids[:count])])
     piece = ctypes.create_string_buffer(256)
     size = llama_cpp.llama_token_to_piece(vocabulary, context.likeliest(-1), piece, len(piece), 0, True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,33 +20,49 @@ from bench_peers.protocol import Arrivals, Engine, Task, encode, measure, parse_
 
 WEIGHTS: Final = "int4 groups of 64, symmetric"
 _CACHE_GB: Final = 2
+_TAIL: Final = 16
+"""Tokens behind a filled context, which are computed anew."""
 _BATCHED_TOKENS: Final = 512
 
 
 class Pipeline:
-    """The pipeline with prefix caching off, since every prompt is to be computed."""
+    """The pipeline, with prefix caching where contexts are filled before; else every prompt is to be
+    computed.
+    """
 
     def __init__(self, task: Task) -> None:
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False
+        scheduler.enable_prefix_caching = task.filled
         scheduler.max_num_batched_tokens = _BATCHED_TOKENS
         scheduler.cache_size = _CACHE_GB
-        properties = {"INFERENCE_NUM_THREADS": task.threads}
+        properties: dict[str, int | str] = {"INFERENCE_NUM_THREADS": task.threads}
+        if task.cache:
+            properties["KV_CACHE_PRECISION"] = task.cache
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(task.model, scheduler, "CPU", properties)
-        self._config = openvino_genai.GenerationConfig()
-        self._config.max_new_tokens = task.new_tokens
-        self._config.ignore_eos = True
-        self._config.do_sample = False
         self._task = task
         self._next_id = 0
 
     def run(self, streams: int) -> Arrivals:
         """Add all requests, then step until they are done."""
-        prompts = [openvino.Tensor(np.array([ids], np.int64)) for ids in self._task.prompts[:streams]]
-        arrivals = Arrivals(streams)
+        prompts = self._task.prompts[:streams]
+        if self._task.filled:
+            self._answer(prompts, self._config_of(1))
+            prompts = tuple((*ids, *ids[1 : _TAIL + 1]) for ids in prompts)
+        return self._answer(prompts, self._config_of(self._task.new_tokens))
+
+    def _config_of(self, new_tokens: int) -> Any:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = new_tokens
+        config.ignore_eos = True
+        config.do_sample = False
+        return config
+
+    def _answer(self, prompts: Sequence[Sequence[int]], config: Any) -> Arrivals:
+        tensors = [openvino.Tensor(np.array([ids], np.int64)) for ids in prompts]
+        arrivals = Arrivals(len(prompts))
         handles = []
-        for prompt in prompts:
-            handles.append(self._pipeline.add_request(self._next_id, prompt, self._config))
+        for tensor in tensors:
+            handles.append(self._pipeline.add_request(self._next_id, tensor, config))
             self._next_id += 1
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()

@@ -26,7 +26,10 @@ _ROOM: Final = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer. module: its process. most_streams: how many it runs at once; None for any number."""
+    """A peer. module: its process. most_streams: how many it runs at once; None for any number.
+
+    cache: type of its KV cache, as it names it; empty: its default.
+    """
 
     label: str
     module: str
@@ -34,6 +37,7 @@ class Peer:
     model: Path
     made: str
     most_streams: int | None = None
+    cache: str = ""
 
     @property
     def ours(self) -> bool:
@@ -57,6 +61,9 @@ class Peer:
             new_tokens=work.new_tokens,
             streams=streams,
             repeat=work.repeat,
+            filled=work.filled,
+            warm_up=work.warm_up,
+            cache=self.cache,
         )
         return parse_measurements(self.answer(task))
 
@@ -64,7 +71,15 @@ class Peer:
         """See :class:`bench_peers.contestant.Contestant`."""
         file = scratch / f"{self.module}.npy"
         ids = reference.header.token_ids
-        self.answer(Task(model=str(self.model), threads=threads, logits_of=ids, logits_file=str(file)))
+        self.answer(
+            Task(
+                model=str(self.model),
+                threads=threads,
+                cache=self.cache,
+                logits_of=ids,
+                logits_file=str(file),
+            )
+        )
         try:
             return compare(file, reference)
         finally:

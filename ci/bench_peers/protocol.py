@@ -27,7 +27,11 @@ class Task:
     prompts: token ids of each stream's prompt; the first n are used for n streams.
     new_tokens: greedy tokens of each stream, the first of which the prompt's computation gives; end tokens
         are ignored.
-    streams: numbers of streams that start together. repeat: counted runs of each after one to warm up.
+    streams: numbers of streams that start together. repeat: counted runs of each.
+    warm_up: one run of each goes before them, which is not counted.
+    filled: contexts hold the prompts before the clock starts, so that decoding alone is timed. Where an
+        engine can copy a context, it computes the first prompt alone.
+    cache: type of the KV cache, as the engine names it; empty: its default.
     logits_of: if it is not empty, nothing is timed; the logits at these ids go to ``logits_file`` as a
         float32 .npy array.
     text: if it is not empty, neither is done; the text of the first greedy token behind it is printed as soon
@@ -40,6 +44,9 @@ class Task:
     new_tokens: int = 2
     streams: tuple[int, ...] = ()
     repeat: int = 1
+    warm_up: bool = True
+    filled: bool = False
+    cache: str = ""
     logits_of: tuple[int, ...] = ()
     logits_file: str = ""
     text: str = ""
@@ -50,7 +57,8 @@ class Measurement:
     """Speed of one engine at a number of streams that started together.
 
     weights: how the model is stored, for people. prompt_tokens, new_tokens: of each stream.
-    prefill_tokens_per_s: all prompt tokens over the time until every stream has its first token.
+    prefill_tokens_per_s: all prompt tokens over the time until every stream has its first token; None where
+        contexts were filled before.
     decode_tokens_per_s: all later tokens, of all streams together, over the time from there.
     peak_mib: most memory that the process has held so far; None where the system does not say.
     """
@@ -61,7 +69,7 @@ class Measurement:
     streams: int
     prompt_tokens: int
     new_tokens: int
-    prefill_tokens_per_s: float
+    prefill_tokens_per_s: float | None
     decode_tokens_per_s: float
     peak_mib: float | None = None
 
@@ -105,15 +113,15 @@ def speeds(arrivals: Sequence[Sequence[float]], prompt_tokens: int) -> tuple[flo
 
 
 def measure(engine: Engine, task: Task) -> Iterable[Measurement]:
-    """Yield the median speeds at each number of streams, after one run to warm up."""
+    """Yield the median speeds at each number of streams."""
     for streams in task.streams:
         runs = []
-        for index in range(task.repeat + 1):
+        for index in range(task.repeat + task.warm_up):
             times = engine.run(streams).times
             short = min(len(stream) for stream in times)
             if short < task.new_tokens:
                 raise ProtocolError(f"{engine.name} gave a stream {short} tokens of {task.new_tokens}")
-            if index:
+            if index >= task.warm_up:
                 runs.append(speeds(times, len(task.prompts[0])))
         yield Measurement(
             engine=engine.name,
@@ -122,7 +130,7 @@ def measure(engine: Engine, task: Task) -> Iterable[Measurement]:
             streams=streams,
             prompt_tokens=len(task.prompts[0]),
             new_tokens=task.new_tokens,
-            prefill_tokens_per_s=statistics.median(prefill for prefill, _ in runs),
+            prefill_tokens_per_s=None if task.filled else statistics.median(prefill for prefill, _ in runs),
             decode_tokens_per_s=statistics.median(decode for _, decode in runs),
             peak_mib=peak_mib(),
         )
@@ -166,6 +174,8 @@ def _measurement(line: str) -> Measurement:
                 f"{name} is {values[name]!r}; expected a whole number from 1 on: {line[:200]}"
             )
     for name in ("prefill_tokens_per_s", "decode_tokens_per_s"):
+        if name == "prefill_tokens_per_s" and values[name] is None:
+            continue
         if not isinstance(values[name], int | float) or not values[name] > 0:
             raise ProtocolError(f"{name} is {values[name]!r}; expected a speed: {line[:200]}")
     return Measurement(**values)

@@ -137,7 +137,7 @@ def series(run: Run, label: str, metric: Metric) -> tuple[float, ...]:
             if one.streams == metric.streams:
                 prefill = metric.kind is Kind.PREFILL
                 found.append(one.prefill_tokens_per_s if prefill else one.decode_tokens_per_s)
-    return tuple(found)
+    return tuple(speed for speed in found if speed is not None)
 
 
 def peak_mib(run: Run, label: str) -> float | None:

@@ -44,12 +44,13 @@ def by_turns(everyone: Sequence[Contestant], work: Work, count: int, step: Calla
 
 
 def speeds(of: Sequence[Measurement], name: Literal["prefill", "decode"], streams: int = 1) -> list[float]:
-    """Return tokens a second, one a round."""
-    return [
+    """Return tokens a second, one a round; none for prompts that were not timed."""
+    found = [
         one.decode_tokens_per_s if name == "decode" else one.prefill_tokens_per_s
         for one in of
         if one.streams == streams
     ]
+    return [speed for speed in found if speed is not None]
 
 
 def medians(of: Sequence[Measurement], streams: Sequence[int]) -> tuple[str, ...]:
@@ -73,13 +74,20 @@ def ratios(matches: Sequence[Match], found: Rounds) -> str:
     return table(("", "asked", "measured", "holds"), rows)
 
 
-def conditions(script: str, machine: Machine, work: Work, found: Rounds) -> str:
-    """Return when and where it was, what ran, and with how many tokens."""
+def place(script: str, machine: Machine, found: Rounds) -> str:
+    """Return when and where it was, and what ran."""
     versions = sorted({f"{one.engine} {one.version}" for of in found.values() for one in of})
-    streams = " and ".join(map(str, work.streams))
     return (
         f"{datetime.datetime.now(datetime.UTC).date().isoformat()}, `{script}`: {describe(machine)}; "
-        f"load before {machine.load:.2f}; {'; '.join(versions)}. "
+        f"load before {machine.load:.2f}; {'; '.join(versions)}."
+    )
+
+
+def conditions(script: str, machine: Machine, work: Work, found: Rounds) -> str:
+    """Return when and where it was, what ran, and with how many tokens."""
+    streams = " and ".join(map(str, work.streams))
+    return (
+        f"{place(script, machine, found)} "
         f"{len(work.prompt_ids)} prompt tokens and {work.new_tokens} greedy tokens, {streams} "
         f"stream{'' if streams == '1' else 's'}, {work.threads} threads, "
         f"{len(speeds(next(iter(found.values())), 'decode'))} rounds."

@@ -84,3 +84,26 @@ def test_over_int8_the_kernel_in_tiles_is_taken_where_scores_would_be_too_many(
     assert kernels == ([False] if single_graph else [True, False]), (
         "a prompt's call has more rows than a step"
     )
+
+
+@pytest.mark.parametrize(("bound", "plain"), [(2**28, True), (1, False)])
+def test_a_graph_that_is_loaded_late_is_bounded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, plain: bool
+) -> None:
+    source = write_hf_folder(tmp_path / "source")
+    artifact = export_tiny(source, tmp_path / "artifact", precision="int8", kv_dtype="int8")
+    kernels: list[bool] = []
+    load = binding.load_graph
+
+    def noted(*arguments: Any, plain: bool, packed: bool) -> Any:
+        kernels.append(plain)
+        return load(*arguments, plain=plain, packed=packed)
+
+    monkeypatch.setattr(binding, "load_graph", noted)
+    monkeypatch.setattr(score_memory, "MOST_BYTES", bound)
+    config = SessionConfig(threads=1, slots=2)
+    session = open_session(artifact, config, lambda _report: None, prompts_first=True)
+    session.prefill(0, random_ids(40), 0)
+    kernels.clear()
+    session.decode([3], [41])
+    assert kernels == [plain]
