@@ -18,6 +18,7 @@ from llorch_serve.engine.engine import Engine
 from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import Sequence
 from llorch_serve.errors import ProviderError
+from llorch_serve.providers.recording_turns import TURNS
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.runtime.session import DecoderSession
 from support.builders.checkpoints import write_hf_folder
@@ -212,6 +213,36 @@ def test_a_recording_waits_for_the_calls_of_another_model_and_they_for_it(opened
     for thread in (first, *threads):
         thread.join(20)
     assert len(done) == len(calls)
+
+
+def test_a_step_that_cannot_be_recorded_for_full_slots_waits_for_no_other_models_call(opened: Opener) -> None:
+    session = opened(slots=4, max_context=16)
+    session.prefill(3, random_ids(16, seed=9), 0)
+    inside, going_on = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with TURNS.call():
+            inside.set()
+            going_on.wait(20)
+
+    def steps() -> None:
+        session.decode([1, 2, 3], [1, 1, 1])
+        recorded.set()
+        assert inside.wait(20)
+        session.decode([1, 2, 3], [2, 2, 2])
+        done.set()
+
+    recorded, done = threading.Event(), threading.Event()
+    running, other = threading.Thread(target=steps), threading.Thread(target=call)
+    running.start()
+    assert recorded.wait(20)
+    other.start()
+    try:
+        assert done.wait(5)
+    finally:
+        going_on.set()
+        running.join(20)
+        other.join(20)
 
 
 def test_a_step_that_cannot_be_recorded_says_how_to_do_without(opened: Opener) -> None:

@@ -72,6 +72,21 @@ def test_a_recording_waits_for_calls_and_goes_before_later_ones() -> None:
     later.end()
 
 
+def test_who_gives_up_waiting_to_record_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = RecordingTurns()
+
+    def interrupted(_ready: Callable[[], bool]) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(turns._changed, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt), turns.recording():
+            pytest.fail("it never began")
+    other = Other(turns.call)
+    assert other.inside.wait(_LIMIT_S)
+    other.end()
+
+
 def test_a_turn_that_fails_is_over() -> None:
     turns = RecordingTurns()
     for turn in (turns.call, turns.recording):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +15,7 @@ import pytest
 from llorch_serve.engine.load import StageTimes
 from llorch_serve.errors import ProviderError, StageEndedError
 from llorch_serve.runtime.stage_graph import Rows
-from llorch_serve.stages import wire
+from llorch_serve.stages import relay, wire
 from llorch_serve.stages.calls import StageCall
 from llorch_serve.stages.child import serve
 from llorch_serve.stages.ending import Ending
@@ -138,6 +140,31 @@ def test_who_waits_for_an_answer_learns_that_the_stages_are_closed(stages: Stage
     waiting.join(PATIENCE_S)
     go_on.set()
     assert [str(error) for error in found] == ["the stages have been closed"]
+
+
+def test_every_call_after_a_stage_has_ended_tells_of_it_at_once(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_END_S", 0)
+    stages.endings[1].tell(StageEndedError("stage 1 is gone"))
+    for end in stages.sockets[1]:
+        end.close()
+    for _ in range(2):
+        with pytest.raises(StageEndedError, match=r"^stage 1 is gone$"):
+            stages.relay.run(CALL)
+
+
+def test_an_error_of_the_systems_in_a_stage_is_no_broken_connection() -> None:
+    ours, theirs = map(Messages, socket.socketpair())
+    ours.send([b"a question"])
+
+    def refuse(_question: memoryview) -> wire.Buffers:
+        raise OSError(errno.EINVAL, "pages are locked")
+
+    with pytest.raises(OSError, match="pages are locked"):
+        serve(refuse, theirs, theirs)
+    ours.close()
+    theirs.close()
 
 
 def test_an_edit_is_no_call() -> None:

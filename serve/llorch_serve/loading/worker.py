@@ -42,18 +42,23 @@ def load_worker(
     *,
     tokenizer: Path | None = None,
     at_once: bool = False,
+    prompts_first: bool = False,
     chats: bool = True,
 ) -> Worker:
     """Load an artifact that generates, or another tool's folder, and start its engine.
 
     tokenizer: a tokenizer.json to use instead of the folder's.
-    at_once: make the tokenizer beside the graphs, and take prompts before the graph that decodes is there, as
-        for a person who waits: sooner, and with more memory for a moment, some 40 MiB for a vocabulary of
-        50,000.
+    at_once: make the tokenizer beside the graphs, as for a person who waits: sooner, and with more memory for
+        a moment, some 40 MiB for a vocabulary of 50,000.
+    prompts_first: take prompts before the graph that decodes is there, whose files are read again then. Not
+        where guesses are weighed by what calls take: the first would take as long as that load.
     chats: see :class:`llorch_serve.worker.prompts.PromptEncoder`.
     Raises ArtifactError, ProviderError, ResourceError or UsageError.
     """
-    return _generating(load_model(folder), config, report, tokenizer, at_once=at_once, chats=chats)
+    first = prompts_first and config.guesses is None
+    return _generating(
+        load_model(folder), config, report, tokenizer, at_once=at_once, prompts_first=first, chats=chats
+    )
 
 
 def load_any(
@@ -94,6 +99,7 @@ def _generating(
     tokenizer: Path | None,
     *,
     at_once: bool,
+    prompts_first: bool = False,
     chats: bool = True,
     elsewhere: HostOpener | None = None,
 ) -> Worker:
@@ -122,7 +128,10 @@ def _generating(
         pipeline = open_lanes(model, config.session, report, elsewhere)
         if pipeline is None:
             beside = None if draft is None else draft.beside
-            return open_model(model, config.session, report, prompts_first=at_once, beside=beside), None
+            return (
+                open_model(model, config.session, report, prompts_first=prompts_first, beside=beside),
+                None,
+            )
         return pipeline.sessions[0], pipeline
 
     draft = _draft(config, model, tokenizer)

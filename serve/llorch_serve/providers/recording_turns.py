@@ -42,7 +42,12 @@ class RecordingTurns:
         """Wait for calls and for another recording; no call begins inside."""
         with self._changed:
             self._recordings += 1
-            self._changed.wait_for(lambda: not self._calls and not self._recording)
+            try:
+                self._changed.wait_for(lambda: not self._calls and not self._recording)
+            except BaseException:  # Ctrl-C: calls wait for nobody
+                self._recordings -= 1
+                self._changed.notify_all()
+                raise
             self._recording = True
         try:
             yield

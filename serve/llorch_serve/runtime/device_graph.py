@@ -122,17 +122,20 @@ class DeviceGraph:
             self._mine.recorded = recorded = set()
         size = size_of(self._sizes, count)
         wanted = (size,) if recorded else self._sizes[::-1]
-        if not recorded.issuperset(wanted):
+        # A recording waits for all calls of other models, so none is begun for slots that are full.
+        missing = [each for each in wanted if each not in recorded and self._padding(0, each) is not None]
+        if missing:
             with TURNS.recording():
-                recorded.update(filter(self._record, wanted))
+                for each in missing:
+                    self._record(each)
+                    recorded.add(each)
         padding = self._padding(count, size)
         return (count, None) if padding is None or size not in recorded else (size, padding)
 
-    def _record(self, size: int) -> bool:
-        """Record a step of rows of padding alone; return False if one of its slots is full."""
+    def _record(self, size: int) -> None:
+        """Record a step of rows of padding alone, in slots of which none is full."""
         lengths = self._padding(0, size)
-        if lengths is None:
-            return False
+        assert lengths is not None
         step = self._step(size, recorded=True)
         try:
             step.run([0] * size, lengths)
@@ -143,7 +146,6 @@ class DeviceGraph:
                 f"{error}; steps of {size} sequences cannot be recorded here, and are not with "
                 f"--provider-option {CUDA_GRAPHS}=0"
             ) from error
-        return True
 
     def _padding(self, first: int, after: int) -> list[int] | None:
         """Return lengths of rows in slots ``first`` to ``after`` - 1 that write behind what the slots hold;

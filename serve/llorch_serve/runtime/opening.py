@@ -78,7 +78,9 @@ def open_session(
         folder, not_shared = _where_graphs_lie(artifact, graphs, config, runtime, provider)
         context = plan.capacity.context
         max_rows, few_rows = (
-            (most_rows(manifest, context), None) if on_cpu else _limited_rows(runtime, provider, threads)
+            (most_rows(manifest, graphs, context), None)
+            if on_cpu
+            else _limited_rows(runtime, provider, threads)
         )
         greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
         own = plan.capacity.notice(manifest.context_length)

@@ -11,6 +11,7 @@ from typing import Final
 
 from llorch_serve.artifact.manifest import Manifest
 from llorch_serve.config import DEFAULT_PREFILL_CHUNK
+from llorch_serve.runtime.graph_choice import GraphChoice
 
 MOST_BYTES: Final = 2**28
 """Bytes of scores that the plain kernel may hold at once."""
@@ -27,16 +28,22 @@ def plain_fits(manifest: Manifest, *, rows: int, context: int) -> bool:
     return rows * _row_bytes(manifest, context) <= MOST_BYTES
 
 
-def most_rows(manifest: Manifest, context: int) -> int | None:
-    """Return the most tokens of one sequence that a call may have, for a graph that the kernel in tiles does
-    not take; None: any number.
+def most_rows(manifest: Manifest, graphs: GraphChoice, context: int) -> int | None:
+    """Return the most tokens of one sequence that a call may have; None: any number, as the kernel in tiles
+    takes them, or the plain one holds little enough of a whole sequence.
 
-    That kernel has neither soft caps nor sinks, and computes in float32 alone.
+    The kernel in tiles has neither soft caps nor sinks, and computes in float32 alone. Where it could, the
+    plain one is chosen all the same for prompts of :data:`DEFAULT_PREFILL_CHUNK` that fit; longer chunks may
+    be asked for.
     """
     form, compute_type = manifest.model.form, manifest.recipe.compute_type
-    if form.attention_softcap is None and not form.sinks and compute_type == "float32":
+    tiled = form.attention_softcap is None and not form.sinks and compute_type == "float32"
+    if tiled and not (
+        (graphs.prompts is not None or graphs.int8_cache is not None)
+        and plain_fits(manifest, rows=DEFAULT_PREFILL_CHUNK, context=context)
+    ):
         return None
-    if plain_fits(manifest, rows=DEFAULT_PREFILL_CHUNK, context=context):
+    if plain_fits(manifest, rows=context, context=context):
         return None
     return max(MOST_BYTES // _row_bytes(manifest, context) // _ROWS, 1) * _ROWS
 

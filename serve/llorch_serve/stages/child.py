@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from llorch_serve.errors import ResourceError
 from llorch_serve.runtime.bound_graph import Logits
 from llorch_serve.stages import control
 from llorch_serve.stages.framing import Messages
@@ -52,8 +53,7 @@ class Child:
         """Do what is asked. Failures are answers too."""
         try:
             if isinstance(question, control.Open):
-                if question.cores and hasattr(os, "sched_setaffinity"):
-                    os.sched_setaffinity(0, question.cores)
+                _keep_to(question.cores)
                 self._memories = [map_logits(descriptor) for descriptor in question.memories]
                 self._loader = StageLoader(control.asked_settings(question))
                 return control.Room(room=self._loader.room())
@@ -76,8 +76,9 @@ class Child:
 def serve(answer: Callable[[memoryview], Buffers], asked: Messages, told: Messages) -> None:
     """Answer the questions that come by one socket into another, or the same, until they end."""
     while (message := asked.receive()) is not None:
+        found = answer(message)  # an OSError of the stage's own is no broken connection
         try:
-            told.send(answer(message))
+            told.send(found)
         except OSError:  # the worker is gone, or the next stage; so is this process in a moment
             break
     told.close()  # whoever waits there waits for nothing
@@ -98,15 +99,40 @@ def _on_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
+def _keep_to(cores: Sequence[int]) -> None:
+    """Run on these cores alone; none: on any. Raises ResourceError where the system refuses it."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:
+            raise ResourceError(
+                f"the system refuses a stage's process the cores {', '.join(map(str, cores))} "
+                f"({error.strerror}); with --threads it chooses the cores itself"
+            ) from error
+
+
+def let_worker_in() -> None:
+    """Have the worker run on a core of this process's as soon as it has something to do: all stages wait for
+    it.
+
+    It takes a fraction of a millisecond, and this process gets no less time than any other. A policy that
+    somebody chose for the worker stays. Where the system has no such policy or forbids to choose one, as
+    sandboxes do, that is said, and answers only come later.
+    """
+    if sys.platform == "linux":
+        try:
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        except OSError as error:
+            sys.stderr.write(f"note: a stage cannot let the worker in at once: {error.strerror}\n")
+
+
 def main() -> None:
     """Answer until the worker has ended."""
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the worker decides when this ends.
     for name in _END_SIGNALS:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    if sys.platform == "linux":
-        # On a core of a stage's, the worker runs as soon as it has something to do: all stages wait for it.
-        # It takes a fraction of a millisecond, and this process gets no less time than any other.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    let_worker_in()
     messages, *ends = [Messages(socket.socket(fileno=int(number))) for number in sys.argv[1:]]
     child = Child([LaneSockets(*ends[place : place + 3]) for place in range(0, len(ends), 3)])
     asked: queue.SimpleQueue[control.Question] = queue.SimpleQueue()

@@ -129,7 +129,7 @@ class StageLoader:
             huge_pages.gather()
         multiplies = self._graphs.prompt_recipe.multiplies_bytes
         on_cpu = self._provider.runtime_name == CPU
-        max_rows = most_rows(view.manifest, lanes[0].context) if on_cpu else self._max_rows
+        max_rows = most_rows(view.manifest, self._graphs, lanes[0].context) if on_cpu else self._max_rows
         return Stage(
             parts,
             StageFacts(

@@ -7,6 +7,7 @@ edits of each lane. Calls come by those of ``relay.py``.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -59,6 +60,12 @@ class ProcessHost:
                 env=child_environment(),
                 pass_fds=(*fds, *memories),
             )
+        except BaseException:
+            for end in ours:
+                end.close()
+            for memory in memories:
+                os.close(memory)
+            raise
         finally:
             links.close()
             for end in theirs:
@@ -68,7 +75,11 @@ class ProcessHost:
         self.ports = tuple(RemotePort(partial(self._exchange, end)) for end in self._lanes)
         self.ending = Ending()
         threading.Thread(target=self._watch, name="llorch-stage-watch", daemon=True).start()
-        self._ask(control.ask_room(settings, cores, tuple(memories)))
+        try:
+            self._ask(control.ask_room(settings, cores, tuple(memories)))
+        except BaseException:
+            self.close()
+            raise
 
     def room(self) -> StageRoom:
         """See the protocol."""
@@ -167,6 +178,10 @@ def start_processes(
     except BaseException:
         for host in hosts:
             host.close()
+        for each_links in links:
+            each_links.close()
+        for lane_ends in ends:
+            lane_ends.close()
         raise
     endings = [host.ending for host in hosts]
     memories = hosts[-1].memories

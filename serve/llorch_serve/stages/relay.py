@@ -49,6 +49,11 @@ class LaneEnds:
     first: Messages
     last: Messages
 
+    def close(self) -> None:
+        """Close them; who waits for an answer learns of it. Idempotent."""
+        self.first.close()
+        self.last.close()
+
 
 def connect(stages: int, lanes: int) -> tuple[tuple[Links, ...], tuple[LaneEnds, ...]]:
     """Return the connections of each stage, and those of each lane."""
@@ -106,12 +111,13 @@ class Relay:
     def close(self) -> None:
         """Close the lane's ends; who waits for an answer learns of it. Idempotent."""
         self._failures.put(StageEndedError("the stages have been closed"))
-        self._ends.first.close()
-        self._ends.last.close()
+        self._ends.close()
 
     def _failure(self) -> StageEndedError:
         """Return how the stage that ended has ended: the others' connections close after its own."""
         try:
-            return self._failures.get(timeout=_END_S)
+            failure = self._failures.get(timeout=_END_S)
+            self._failures.put(failure)  # for the next call, which ends as this one
+            return failure
         except queue.Empty:
             return StageEndedError("a stage has closed its connection; start the worker again")

@@ -49,7 +49,15 @@ def open_worker(
 
     signed: what :func:`check_signed` returned; ArtifactError is raised if a file has changed since then.
     """
-    worker = load_worker(folder, config, report_load, tokenizer=tokenizer, at_once=True, chats=chats)
+    worker = load_worker(
+        folder,
+        config,
+        report_load,
+        tokenizer=tokenizer,
+        at_once=True,
+        prompts_first=not signed,  # what is read later is not what was checked
+        chats=chats,
+    )
     return _checked(worker, signed)
 
 
