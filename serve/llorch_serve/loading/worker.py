@@ -126,13 +126,10 @@ def _generating(
 
     def opened() -> tuple[ServedSession, Pipeline | None]:
         pipeline = open_lanes(model, config.session, report, elsewhere)
-        if pipeline is None:
-            beside = None if draft is None else draft.beside
-            return (
-                open_model(model, config.session, report, prompts_first=prompts_first, beside=beside),
-                None,
-            )
-        return pipeline.sessions[0], pipeline
+        if pipeline is not None:
+            return pipeline.sessions[0], pipeline
+        beside = None if draft is None else draft.beside
+        return open_model(model, config.session, report, prompts_first=prompts_first, beside=beside), None
 
     draft = _draft(config, model, tokenizer)
     leave_threads_alone()

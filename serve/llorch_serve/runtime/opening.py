@@ -67,26 +67,19 @@ def open_session(
         _check_fit(manifest, CPU)
     graphs = choose_graphs(manifest, config)
     runtime, provider, memory, unrecorded = _activated(manifest, graphs, config)
-    on_cpu, has_experts = provider.runtime_name == CPU, bool(manifest.model.experts)
-    if config.batch_invariant:
-        require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
-    pairs = not config.batch_invariant and any(map(takes_pairs, graphs.recipes))
+    invariant = _is_batch_invariant(manifest, graphs, config, provider)
     # Loading calls CUDA, as no thread may while another one records.
     with TURNS.call() if memory is not None else contextlib.nullcontext():
         plan = plan_memory(manifest, graphs, config, provider, memory, beside)
         threads = config.threads or usable_cpus()
         folder, not_shared = _where_graphs_lie(artifact, graphs, config, runtime, provider)
         context = plan.capacity.context
-        max_rows, few_rows = (
-            (most_rows(manifest, graphs, context), None)
-            if on_cpu
-            else _limited_rows(runtime, provider, threads)
-        )
+        most = most_rows(manifest, graphs, context)
+        max_rows, few_rows = _limited_rows(runtime, provider, threads, on_cpu=most)
         greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
-        own = plan.capacity.notice(manifest.context_length)
-        notices = filter(None, (own, few_rows, unrecorded, on_host, widening_notice(manifest), not_shared))
-        report(LoadReport(threads, plan.capacity, "; ".join(notices) or None))
-        logits = LogitsBuffer(plan.buffers.slots, manifest.model.vocab_size)
+        own, widened = plan.capacity.notice(manifest.context_length), widening_notice(manifest)
+        notices = "; ".join(filter(None, (own, few_rows, unrecorded, on_host, widened, not_shared)))
+        report(LoadReport(threads, plan.capacity, notices or None))
         binder = Binder(
             artifact,
             folder,
@@ -98,9 +91,9 @@ def open_session(
             greedy=greedy,
         )
         cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
-        loaded = load_graphs(
-            binder, graphs, context=context, slots=plan.buffers.slots, prompts_first=prompts_first
-        )
+        slots = plan.buffers.slots
+        loaded = load_graphs(binder, graphs, context=context, slots=slots, prompts_first=prompts_first)
+        logits = LogitsBuffer(slots, manifest.model.vocab_size)
         bound = bind_graphs(binder, loaded, cache, logits, prompt_buffers=plan.prompt_buffers)
         if manifest.widened_bytes:
             give_back_freed()
@@ -110,7 +103,7 @@ def open_session(
             cache,
             bound,
             capacity=plan.capacity,
-            batch_invariant=on_cpu and not has_experts and not pairs,
+            batch_invariant=invariant,
             max_rows=max_rows,
             needs_one_logits_row=graphs.prompt_recipe.multiplies_bytes and not takes_no_rows(runtime),
         )
@@ -174,8 +167,28 @@ def _greedy(
         return None, f"tokens are chosen on the host: {error}"
 
 
-def _limited_rows(runtime: Any, provider: ActiveProvider, threads: int) -> tuple[int | None, str | None]:
-    """Return the most rows of attention that a provider computes rightly, and a notice; None: any number."""
+def _is_batch_invariant(
+    manifest: Manifest, graphs: GraphChoice, config: SessionConfig, provider: ActiveProvider
+) -> bool:
+    """Return whether a sequence's bits are the same beside any others. Raises UsageError where they are to
+    be, and cannot.
+    """
+    on_cpu, has_experts = provider.runtime_name == CPU, bool(manifest.model.experts)
+    if config.batch_invariant:
+        require_effect(graphs.recipes, on_cpu=on_cpu, has_experts=has_experts)
+    pairs = not config.batch_invariant and any(map(takes_pairs, graphs.recipes))
+    return on_cpu and not has_experts and not pairs
+
+
+def _limited_rows(
+    runtime: Any, provider: ActiveProvider, threads: int, *, on_cpu: int | None
+) -> tuple[int | None, str | None]:
+    """Return the most rows of attention that a call may have, and a notice; None: any number.
+
+    on_cpu: those for whose scores there is memory. Elsewhere it is those that a provider computes rightly.
+    """
+    if provider.runtime_name == CPU:
+        return on_cpu, None
     from llorch_serve.runtime.operator_check import attention_rows, too_many_rows
 
     rows = attention_rows(runtime, provider, threads)
