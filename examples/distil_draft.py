@@ -20,6 +20,7 @@ import copy
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,7 +96,9 @@ def written(artifact: Path, opening: str, seconds: float) -> Texts:
     )
 
 
-def distil(short: PreTrainedModel, texts: Texts, seconds: float) -> None:
+def distil(
+    short: PreTrainedModel, texts: Texts, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> None:
     """Have a model learn the distributions of texts: cross-entropy over the likeliest tokens of each place,
     AdamW, a cosine of time. The table of tokens is left as it is.
     """
@@ -104,8 +107,8 @@ def distil(short: PreTrainedModel, texts: Texts, seconds: float) -> None:
     for parameter in learned:
         parameter.requires_grad_(True)
     optimizer = torch.optim.AdamW(learned, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    places, started, step = texts.likely.shape[1], time.monotonic(), 0
-    while (share := (time.monotonic() - started) / seconds) < 1:
+    places, started, step = texts.likely.shape[1], clock(), 0
+    while (share := (clock() - started) / seconds) < 1:
         for group in optimizer.param_groups:
             group["lr"] = RATE * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * share))
         some = torch.randint(len(texts.ids), (BATCH,), generator=torch.Generator().manual_seed(step))
@@ -118,7 +121,7 @@ def distil(short: PreTrainedModel, texts: Texts, seconds: float) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step % 20 == 0:
-            say(f"{time.monotonic() - started:.0f} s, step {step}: {loss.item():.3f} nats")
+            say(f"{share * seconds:.0f} s, step {step}: {loss.item():.3f} nats")
         step += 1
 
 
