@@ -85,7 +85,7 @@ def _compile(peers: PeersFolder, build: Build) -> None:
     version = run_process(python, "-I", "-c", code).strip()
     # A wheel that pip has compiled before lies in its cache, whatever it was compiled for.
     run_process(
-        *(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"),
+        *(python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"),
         *("--force-reinstall", "--no-deps", "--no-binary", _PACKAGE, f"{_PACKAGE}=={version}"),
         CMAKE_ARGS=build.cmake_args,
     )
