@@ -23,6 +23,7 @@ from llorch_serve.engine.sequence import Sequence as TokenSequence
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import CPU, ActiveProvider, import_runtime
 from llorch_serve.runtime import opening as session_module
+from llorch_serve.runtime import operator_check
 from llorch_serve.runtime.graph_loading import runtime_options
 from llorch_serve.runtime.opening import LoadReport, open_session
 from llorch_serve.runtime.session import DecoderSession
@@ -99,7 +100,7 @@ def test_prompts_take_as_many_calls_as_the_providers_attention_needs(
     free.prefill(1, prompt[:9], 0)
     rest = free.verify(1, prompt[9:], 9).copy()
     monkeypatch.setattr(session_module, "CPU", "none")
-    monkeypatch.setattr(session_module, "attention_rows", lambda *_: 3)
+    monkeypatch.setattr(operator_check, "attention_rows", lambda *_: 3)
     reports: list[LoadReport] = []
     session = open_session(artifact, SessionConfig(threads=1, slots=2), reports.append)
     assert "attention over more than 3 rows is wrong here, so prompts go 3 tokens at a time" in str(

@@ -17,7 +17,7 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.providers import CPU, ActiveProvider, ProviderChoice
-from llorch_serve.runtime import embedding_session, opening
+from llorch_serve.runtime import embedding_session, opening, operator_check
 from llorch_serve.stages import pipeline
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny
@@ -107,6 +107,6 @@ def test_a_graph_that_only_recording_keeps_from_loading_is_told_why(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch, runtime: Runtime, error: type, told: str
 ) -> None:
     monkeypatch.setattr(opening, "import_runtime", lambda _version: runtime)
-    monkeypatch.setattr(opening, "attention_rows", lambda *_: None)
+    monkeypatch.setattr(operator_check, "attention_rows", lambda *_: None)
     with pytest.raises(error, match=told):
         open_played(artifact, PlayedMemory())
