@@ -449,3 +449,34 @@ def test_a_context_without_room_for_a_guess_is_not_warmed_up() -> None:
     pair.drain()
     assert pair.tokens[sequence] == alone((9,), 1)
     assert not pair.draft.calls
+
+
+def unread(pair: Pair, sequence: Sequence) -> int:
+    """Run to a sequence's first token; return how much of it the draft is taken not to have read."""
+    while not pair.tokens[sequence]:
+        pair.step()
+    assert sequence.draft is not None
+    return sequence.draft.behind
+
+
+def test_what_the_draft_holds_of_a_prompt_already_does_not_count_as_unread() -> None:
+    pair = Pair(same(slots=1, context=200), slots=1, context=200)
+    prompt = tuple(i % VOCAB for i in range(60))
+    assert unread(pair, pair.add("first", prompt, 12)) == 60 + 1
+    pair.drain()
+    going_on = pair.add("goes on", (*prompt, 30, 31), 12)
+    assert unread(pair, going_on) == 62 + 1 - going_on.cache.reused < FEW
+    pair.drain()
+    assert unread(pair, pair.add("other", tuple(reversed(prompt)), 12)) == 60 + 1
+
+
+def test_nor_does_a_prompt_that_another_answer_to_it_has_left() -> None:
+    pair = Pair(same(slots=1), slots=1)
+    shared, prompt = SharedPrompt(), tuple(range(20))
+    first, second = (
+        pair.add(f"r{i}", prompt, 10, shared=shared, temperature=2.0, top_k=12, seed=i) for i in range(2)
+    )
+    assert unread(pair, first) == 20 + 1
+    assert unread(pair, second) == 1 + 1  # its last token is run anew
+    pair.drain()
+    assert all(each.drafts.accepted == each.drafts.drafted > 0 for each in (first, second))

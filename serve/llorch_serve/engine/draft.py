@@ -9,7 +9,7 @@ class ModelDraft:
     """The guess that has not been checked yet, and how far the draft model is.
 
     max_draft: most tokens in a guess.
-    behind: tokens of the sequence that the draft model has not read, as of its last guess.
+    behind: tokens of the sequence that the draft model has not read, as of its start or its last guess.
     """
 
     def __init__(self, *, max_draft: int, behind: int) -> None:

@@ -1,8 +1,8 @@
 """Guesses by a draft model: a smaller one of the same tokenizer, with a session of its own.
 
 Its slots are those of the model: what the scheduler has moved there is moved here too. What a slot holds is
-told by its tokens, which are compared with the sequence's own before each guess; so wrong guesses, aborted
-sequences and reused prefixes need no bookkeeping.
+told by its tokens, which are compared with the sequence's own when it starts and before each guess; so wrong
+guesses, aborted sequences and reused prefixes need no bookkeeping.
 """
 
 from __future__ import annotations
@@ -126,6 +126,13 @@ class Drafter:
                     apply_edit(self._session, edit)
                     del self._slots[slot].tokens[keep:]
 
+    def start(self, sequence: Sequence, place: int) -> None:
+        """Take note that a sequence has been given a slot, and how much of it the draft holds there: what is
+        left to be read decides whether guesses pay.
+        """
+        if sequence.draft is not None:
+            sequence.draft.behind = len(sequence.token_ids) - len(self._own(sequence, place))
+
     def forget(self) -> None:
         """Take all slots to hold nothing, since the model's have not been moved as planned."""
         self._slots = [_Slot() for _ in self._slots]
@@ -152,22 +159,26 @@ class Drafter:
         return [tuple(row.guess) for row in rows]
 
     def _most(self, row: DraftRow) -> int:
-        """Return how many tokens can be guessed, and let a slot hold nothing that is not the sequence's."""
-        slot, sequence = self._slots[row.slot], row.sequence
-        tokens = sequence.token_ids
+        """Return how many tokens can be guessed."""
+        tokens, held = row.sequence.token_ids, self._own(row.sequence, row.slot)
+        most = min(row.most, self._limits.context - len(tokens))
+        if most < 1 or max(tokens[len(held) :]) >= self._limits.draft_vocab:
+            assert row.sequence.draft is not None
+            row.sequence.draft.stop()
+            return 0
+        return most
+
+    def _own(self, sequence: Sequence, place: int) -> list[int]:
+        """Return what a slot holds, once it holds nothing but the sequence's tokens, without its last."""
+        slot = self._slots[place]
         if slot.owner is not sequence:
             # Of what others left it may use what the model's cache was shared with it, and no more: else the
             # time that a guess takes would tell it what they sent. What the model shared need not be from
             # whom the draft has it, as not every sequence is guessed for.
             del slot.tokens[sequence.cache.reused if _share(slot.owner, sequence) else 0 :]
             slot.owner = sequence
-        del slot.tokens[common_prefix(slot.tokens, tokens[:-1]) :]
-        most = min(row.most, self._limits.context - len(tokens))
-        if most < 1 or any(token >= self._limits.draft_vocab for token in tokens[len(slot.tokens) :]):
-            assert sequence.draft is not None
-            sequence.draft.stop()
-            return 0
-        return most
+        del slot.tokens[common_prefix(slot.tokens, sequence.token_ids[:-1]) :]
+        return slot.tokens
 
     def _behind(self, row: _Row) -> int:
         """Return how many of the sequence's tokens the slot lacks; at least the last one, which is run to

@@ -7,13 +7,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from llorch_serve.engine.containment import FAILED_CALLS, Failure, make_call, make_edits, sample
 from llorch_serve.engine.drafter import Drafter
 from llorch_serve.engine.load import Load, TokenRate
-from llorch_serve.engine.plan import DraftBatch, PrefillChunk, SharedStart, SlotEdit, StepPlan
+from llorch_serve.engine.plan import DraftBatch, PrefillChunk, SharedStart, StepPlan
 from llorch_serve.engine.runner import Session
 from llorch_serve.engine.scheduler import Scheduler
 from llorch_serve.engine.sequence import Sequence, TokenEvent
@@ -80,7 +79,7 @@ class Engine:
         if isinstance(plan.call, PrefillChunk | SharedStart) and plan.call.sequence.times.started_at is None:
             plan.call.sequence.times.started_at = self._clock()
         failure = make_edits(self._session, plan)
-        self._mirror(plan.edits, failed=failure is not None)
+        self._mirror(plan, failed=failure is not None)
         if failure is not None:
             return self._fail(plan, failure)
         if isinstance(plan.call, DraftBatch):
@@ -128,7 +127,7 @@ class Engine:
         """Return how busy the engine is; from any thread, as of the last step."""
         return replace(self._scheduler.load(), tokens_per_second=self._rate.per_second(self._clock()))
 
-    def _mirror(self, edits: Seq[SlotEdit], *, failed: bool) -> None:
+    def _mirror(self, plan: StepPlan, *, failed: bool) -> None:
         """Have the draft's slots follow the model's."""
         if self._drafter is None:
             return
@@ -136,9 +135,15 @@ class Engine:
             self._drafter.forget()
             return
         try:
-            self._drafter.follow(edits)
+            self._drafter.follow(plan.edits)
         except FAILED_CALLS as error:
             self._leave_out_draft(error)
+            return
+        match plan.call:
+            case SharedStart(sequence=sequence, slot=slot):
+                self._drafter.start(sequence, slot)
+            case PrefillChunk(sequence=sequence, slot=slot, start=start) if start == sequence.cache.reused:
+                self._drafter.start(sequence, slot)
 
     def _guess(self, batch: DraftBatch) -> None:
         if self._drafter is None:  # it has just failed
