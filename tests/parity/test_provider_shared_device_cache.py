@@ -63,6 +63,22 @@ def test_a_copy_leaves_what_the_target_holds_beyond_it(on_device: Opener) -> Non
     np.testing.assert_allclose(session.prefill(0, random_ids(8)[5:], 5, range(3)), alone[5:], atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rows", "copies"),
+    [([0, 1, 2], 1), ([0, 2], 2), ([1, 2], 1), ([2, 1], 2), ([1], 1), ([2, 0, 1], 2)],
+    ids=str,
+)
+def test_neighbouring_rows_of_logits_come_in_one_copy(
+    on_device: Opener, memory: PlayedMemory, rows: list[int], copies: int
+) -> None:
+    session = on_device()
+    expected = session.decode([7, 8, 9], [1, 1, 1])[rows]
+    session.decode_greedy([7, 8, 9], [1, 1, 1])
+    memory.reads = 0
+    np.testing.assert_array_equal(session.step_logits(rows), expected)
+    assert memory.reads == copies
+
+
 def test_the_memory_of_all_slots_is_planned_within_the_devices(
     on_device: Opener, memory: PlayedMemory, artifact: Artifact
 ) -> None:

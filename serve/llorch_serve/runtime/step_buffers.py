@@ -6,6 +6,7 @@ A recorded step reads and writes the addresses that it was recorded with. Smalle
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,9 +75,10 @@ class StepBuffers:
         return self._read(0, 0, rows)
 
     def logits_of(self, rows: Sequence[int]) -> Logits:
-        """Do what :meth:`logits` does for some rows, [len(rows), vocabulary]."""
-        for place, row in enumerate(rows):
-            self._read(place, row, 1)
+        """Do what :meth:`logits` does for some rows, [len(rows), vocabulary]; neighbours come in one copy."""
+        for _, neighbours in itertools.groupby(enumerate(rows), lambda each: each[1] - each[0]):
+            (place, row), *others = neighbours
+            self._read(place, row, 1 + len(others))
         return self._host_logits[: len(rows)]
 
     def _read(self, place: int, row: int, count: int) -> Logits:

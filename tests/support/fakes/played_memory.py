@@ -17,6 +17,7 @@ class PlayedMemory:
         self.free = free
         self.waiting = 0  # copies that nobody has waited for
         self.bytes_read = 0  # that came to the host
+        self.reads = 0  # in so many copies
 
     def free_bytes(self) -> int:
         return self.free
@@ -31,4 +32,5 @@ class PlayedMemory:
 
     def read(self, target: npt.NDArray[Any], source: int) -> None:
         self.bytes_read += target.nbytes
+        self.reads += 1
         ctypes.memmove(target.ctypes.data, source, target.nbytes)
