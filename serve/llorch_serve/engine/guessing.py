@@ -33,9 +33,9 @@ class Guessing:
         for sequence in decoding:
             if sequence.draft is None or sequence in turn.checked or sequence.draft.draft(1):
                 continue
-            if self._most(sequence) < 1 or not self._is_worth(sequence, len(decoding)):
-                continue
             most = self._most(sequence)
+            if most < 1 or not self._is_worth(sequence, len(decoding)):
+                continue
             if self.payoff is not None:
                 most = self.payoff.length(sequence.drafts.lately, most)
             assert sequence.cache.slot is not None

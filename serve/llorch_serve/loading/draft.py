@@ -53,8 +53,7 @@ class DraftModel:
 
         def told(loaded: LoadReport) -> None:
             # How slots share the cache has been said of the model.
-            own = None if loaded.notice is None else loaded.capacity.notice(context)
-            if loaded.notice is not None and loaded.notice != own:
+            if loaded.notice not in (None, loaded.capacity.notice(context)):
                 report(replace(loaded, notice=f"the draft: {loaded.notice}"))
 
         session = open_model(self.artifact, config, told)
