@@ -32,9 +32,9 @@ def load(
     """Load an artifact, or a folder of onnxruntime-genai or Optimum, into this process.
 
     What a person should know of it goes to the logger ``llorch``. tokenizer: a tokenizer.json instead of the
-    folder's. public_key: refuse files, those of a draft too, that its owner
-    has not signed. Raises ArtifactError, ProviderError,
-    ResourceError or UsageError, and TypeError or ValueError for a setting that there is not.
+    folder's. public_key: refuse files, those of a draft too, that its owner has not signed. Raises
+    ArtifactError, ProviderError, ResourceError or UsageError, and TypeError or ValueError for a setting that
+    there is not.
     """
     from llorch_serve.worker.local import LocalClient
 

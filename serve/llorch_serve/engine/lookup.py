@@ -29,8 +29,8 @@ class PromptLookup:
     """The tokens of one sequence, searchable, and how well its guesses have done.
 
     max_draft: most tokens in a guess. A guess that is right doubles the length of the next, and one that
-        fails ends it
-    at what was right; guesses that are wrong from their first token on pause guessing for ever more tokens.
+        fails ends it at what was right; guesses that are wrong from their first token on pause guessing for
+        ever more tokens.
     """
 
     def __init__(self, token_ids: Sequence[int], *, max_draft: int) -> None:

@@ -91,8 +91,8 @@ class CacheProgress:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """drafted, accepted: tokens that were guessed and checked, and how many of them were right. lately: what
-    that cost.
+    """drafted, accepted: tokens that were guessed and checked, and how many of them were right. lately: the
+    same of late, by which the next guesses are decided on.
     """
 
     drafted: int = 0

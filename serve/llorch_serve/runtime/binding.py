@@ -126,8 +126,8 @@ class Binder:
 class LoadedGraphs:
     """The chosen graphs in the runtime, which may be bound to any number of caches.
 
-    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``decode`` is none
-        while it is left to be loaded, ``prompts`` is None where the other one takes them. scales: of an int8
+    where: the nodes of the decoding one run. decode, prompts: onnxruntime's sessions; ``decode`` is None
+        while it is left to be loaded, ``prompts`` where the other one takes them. scales: of an int8
         cache; None: there is none, or prompts are computed in it. load_decode: loads what was left to be
         loaded; None: nothing was.
     """

@@ -1,8 +1,8 @@
 """Values of flags that are what they look like, taken without Typer's converter.
 
 Typer 0.29 has Pydantic convert every value, those that nobody gave too, and importing that takes tens of
-milliseconds. The values here are the ones
-for which that changes nothing but the type; every other one, and every error, stays Typer's.
+milliseconds. The values here are the ones for which that changes nothing but the type; every other one, and
+every error, stays Typer's.
 """
 
 from __future__ import annotations

@@ -64,8 +64,7 @@ class Chats:
         if (found := _chars_of(prompt)) > max(most_chars, SMALL_CHAT_CHARS):
             problem = (
                 f"found {found} characters in messages, tools, documents and arguments together; expected "
-                f"at most "
-                f"{max(most_chars, SMALL_CHAT_CHARS)} for a context of {context} tokens"
+                f"at most {max(most_chars, SMALL_CHAT_CHARS)} for a context of {context} tokens"
             )
             raise InvalidRequestError([FieldViolation("input.chat", problem)])
         return encode_chat(self._tokenizer, template, prompt, most=context, most_chars=most_chars)
