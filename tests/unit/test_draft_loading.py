@@ -6,12 +6,15 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 
 from llorch_export.graph.stage_choice import StageChoice
 from llorch_serve.artifact.folder import Artifact, load_artifact
+from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.config import EngineConfig, SessionConfig, check_guesses
 from llorch_serve.errors import ArtifactError, LlorchError, ProviderError, UsageError
 from llorch_serve.loading.draft import find_draft
@@ -23,6 +26,7 @@ from llorch_serve.requests import GenerationRequest, TokenPrompt
 from llorch_serve.runtime.graph_choice import choose_graphs
 from llorch_serve.runtime.memory_plan import Beside, plan_memory
 from llorch_serve.runtime.opening import LoadReport
+from llorch_serve.runtime.session import DecoderSession
 from llorch_serve.sampling.params import SamplingParams
 from llorch_serve.worker.local import stream
 from llorch_serve.worker.worker import Worker
@@ -232,6 +236,25 @@ def test_the_caches_share_the_memory_and_hold_as_many_tokens(folders: dict[str, 
     assert told == []
     short = find_draft(folders["short"], model, None, asked).open(beside, told.append)
     assert short.capacity.context == 48
+
+
+def test_of_what_loading_a_draft_decided_only_what_the_model_has_not_said_is_told(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = find_draft(folders["other"], load_artifact(folders["model"]), None, THREADS)
+    capacity = KvCapacity(slots=2, context=100, bytes_per_token=1024, budget=150)
+    shared = capacity.notice(100)
+    assert shared is not None
+    told: list[LoadReport] = []
+    for notice in (None, shared, "steps are not recorded"):
+
+        def opened(_artifact: object, _config: object, report: Any, found: str | None = notice) -> object:
+            report(LoadReport(1, capacity, found))
+            return mock.Mock(spec=DecoderSession)
+
+        monkeypatch.setattr("llorch_serve.loading.draft.open_model", opened)
+        draft.open(capacity, told.append)
+    assert [report.notice for report in told] == ["the draft: steps are not recorded"]
 
 
 def test_weights_of_the_draft_count(folders: dict[str, Path]) -> None:
