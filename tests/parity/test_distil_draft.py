@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import sys
 from pathlib import Path
@@ -17,20 +16,14 @@ from llorch_serve.config import SessionConfig
 from llorch_serve.loading.draft import find_draft
 from support.builders.checkpoints import write_gguf, write_hf_folder
 from support.builders.tiny_exports import export_tiny
+from support.harness.scripts import load_script
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "distil_draft.py"
 LAYERS = 4
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("distil_draft", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/distil_draft.py")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +69,7 @@ def test_the_command_makes_a_folder_that_becomes_a_draft(
     example: Any, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = export_tiny(source, tmp_path / "model")
-    given = [str(EXAMPLE), str(source), str(artifact.folder), str(tmp_path / "draft")]
+    given = ["distil_draft.py", str(source), str(artifact.folder), str(tmp_path / "draft")]
     flags = ["--layers", "0,3", "--minutes", "0.05", "--opening", "The"]
     monkeypatch.setattr(example, "TOKENS", 24)
     monkeypatch.setattr(sys, "argv", [*given, *flags])

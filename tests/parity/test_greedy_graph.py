@@ -4,7 +4,6 @@ host.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ from llorch_serve.runtime.session import DecoderSession
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 from support.fakes.played_memory import PlayedMemory
-from support.harness.played_device import open_played, watched
+from support.harness.played_device import watched
 
 Opener = Callable[..., DecoderSession]
 ON_CPU = ActiveProvider(CPU, find_provider("cpu"), {})
@@ -81,16 +80,6 @@ def test_the_largest_numbers_are_finite() -> None:
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     folder = tmp_path_factory.mktemp("greedy")
     return export_tiny(write_hf_folder(folder / "source"), folder / "out")
-
-
-@pytest.fixture
-def memory() -> PlayedMemory:
-    return PlayedMemory()
-
-
-@pytest.fixture
-def opened(artifact: Artifact, memory: PlayedMemory) -> Opener:
-    return functools.partial(open_played, artifact, memory)
 
 
 @pytest.mark.parametrize("options", [(), ("enable_cuda_graph=0",)])

@@ -4,7 +4,6 @@ answer, and recordings are made once, before sequences run.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 from support.fakes.played_memory import PlayedMemory
 from support.fakes.session import sequence_of
-from support.harness.played_device import open_played, watched, watched_choice
+from support.harness.played_device import watched, watched_choice
 from support.harness.slot_calls import slot_calls
 from tolerances import STEPWISE_LOGITS
 
@@ -36,16 +35,6 @@ Opener = Callable[..., DecoderSession]
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     folder = tmp_path_factory.mktemp("recorded")
     return export_tiny(write_hf_folder(folder / "source"), folder / "out")
-
-
-@pytest.fixture
-def memory() -> PlayedMemory:
-    return PlayedMemory()
-
-
-@pytest.fixture
-def opened(artifact: Artifact, memory: PlayedMemory) -> Opener:
-    return functools.partial(open_played, artifact, memory)
 
 
 def test_recorded_steps_compute_what_a_cache_in_host_memory_does(artifact: Artifact, opened: Opener) -> None:

@@ -26,6 +26,28 @@ def opened(artifact: Artifact, **options: Any) -> DecoderSession:
     return open_session(artifact, config, lambda _report: None)
 
 
+@pytest.fixture(scope="module")
+def over_int8(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    folder = tmp_path_factory.mktemp("scores")
+    return export_tiny(
+        write_hf_folder(folder / "source"), folder / "artifact", precision="int8", kv_dtype="int8"
+    )
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return what is told of each graph that is loaded: whether it takes the plain kernel."""
+    taken: list[bool] = []
+    load = binding.load_graph
+
+    def noted(*arguments: Any, plain: bool, packed: bool) -> Any:
+        taken.append(plain)
+        return load(*arguments, plain=plain, packed=packed)
+
+    monkeypatch.setattr(binding, "load_graph", noted)
+    return taken
+
+
 def test_a_prompt_of_a_model_with_soft_caps_is_cut_to_what_its_scores_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,31 +74,21 @@ def test_a_prompt_of_a_model_with_soft_caps_is_cut_to_what_its_scores_may_take(
 
 @pytest.mark.parametrize("single_graph", [False, True])
 def test_over_int8_the_kernel_in_tiles_is_taken_where_scores_would_be_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, single_graph: bool
+    over_int8: Artifact, kernels: list[bool], monkeypatch: pytest.MonkeyPatch, single_graph: bool
 ) -> None:
-    source = write_hf_folder(tmp_path / "source")
-    artifact = export_tiny(source, tmp_path / "artifact", precision="int8", kv_dtype="int8")
-    kernels: list[bool] = []
-    load = binding.load_graph
-
-    def noted(*arguments: Any, plain: bool, packed: bool) -> Any:
-        kernels.append(plain)
-        return load(*arguments, plain=plain, packed=packed)
-
-    monkeypatch.setattr(binding, "load_graph", noted)
     ids = random_ids(40)
 
     def logits(bound: int) -> Logits:
         monkeypatch.setattr(score_memory, "MOST_BYTES", bound)
         kernels.clear()
-        session = opened(artifact, single_graph=single_graph)
+        session = opened(over_int8, single_graph=single_graph)
         session.prefill(0, ids, 0)
         return session.decode([3], [len(ids) + 1]).copy()
 
     plain = logits(2**28)
     assert all(kernels)
-    capacity = artifact.manifest.context_length
-    of_a_row = 4 * artifact.manifest.model.num_attention_heads * capacity
+    capacity = over_int8.manifest.context_length
+    of_a_row = 4 * over_int8.manifest.model.num_attention_heads * capacity
     tiled = logits(of_a_row)  # of one row, where there are two slots
     assert not any(kernels)
     assert np.abs(tiled - plain).max() < STEPWISE_LOGITS
@@ -88,21 +100,11 @@ def test_over_int8_the_kernel_in_tiles_is_taken_where_scores_would_be_too_many(
 
 @pytest.mark.parametrize(("bound", "plain"), [(2**28, True), (1, False)])
 def test_a_graph_that_is_loaded_late_is_bounded_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, plain: bool
+    over_int8: Artifact, kernels: list[bool], monkeypatch: pytest.MonkeyPatch, bound: int, plain: bool
 ) -> None:
-    source = write_hf_folder(tmp_path / "source")
-    artifact = export_tiny(source, tmp_path / "artifact", precision="int8", kv_dtype="int8")
-    kernels: list[bool] = []
-    load = binding.load_graph
-
-    def noted(*arguments: Any, plain: bool, packed: bool) -> Any:
-        kernels.append(plain)
-        return load(*arguments, plain=plain, packed=packed)
-
-    monkeypatch.setattr(binding, "load_graph", noted)
     monkeypatch.setattr(score_memory, "MOST_BYTES", bound)
     config = SessionConfig(threads=1, slots=2)
-    session = open_session(artifact, config, lambda _report: None, prompts_first=True)
+    session = open_session(over_int8, config, lambda _report: None, prompts_first=True)
     session.prefill(0, random_ids(40), 0)
     kernels.clear()
     session.decode([3], [41])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -14,18 +13,14 @@ from llorch_export.config.reference_keys import reference_keys
 from llorch_export.config.unread import notice_of
 from llorch_serve.errors import ArtifactError
 from support.builders.checkpoints import of_family, tiny_config
+from support.harness.scripts import load_script
 
 ROOT = Path(__file__).parent.parent.parent
 TABLE = ROOT / "export" / "llorch_export" / "config" / "reference_keys.json"
 
 
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("config_keys", ROOT / "ci" / "config_keys.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("ci/config_keys.py")
 
 
 @pytest.mark.reference

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,19 +13,12 @@ from pyarrow import parquet
 
 from support.fakes.generator import FakeGenerator
 from support.harness.rpc import running_server
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ray_data_batch.py"
+from support.harness.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ray_data_batch", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/ray_data_batch.py")
 
 
 def test_a_batch_gets_its_answers_and_keeps_its_columns(example: Any) -> None:

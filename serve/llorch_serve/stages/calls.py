@@ -34,18 +34,22 @@ class StageCall:
     rows: Rows | None = None
 
 
-class StagePort(Protocol):
-    """One stage as one lane reaches it, wherever it runs. One call at a time."""
+class StageCallee(Protocol):
+    """One stage, or several one behind the other, as one lane calls them. One call at a time."""
 
     def run(self, call: StageCall) -> Rows:
         """Return what crosses to the next stage, [tensors, rows, width], or the last one's logits, [wanted,
         vocabulary]; valid until the next call.
 
-        Raises what a session raises where a call fails, and StageEndedError where the stage is gone.
+        Raises what a session raises where a call fails, and StageEndedError where a stage is gone.
         """
 
+
+class StagePort(StageCallee, Protocol):
+    """One stage as one lane reaches it, wherever it runs. One call or edit at a time."""
+
     def edit(self, edit: SlotEdit) -> None:
-        """Move what the stage's cache holds of the lane's slots. Raises as :meth:`run`."""
+        """Move what the stage's cache holds of the lane's slots. Raises as ``run``."""
 
     def times(self) -> StageTimes:
         """Return how long the stage has worked for all lanes, as far as it is known here. Any thread."""

@@ -14,14 +14,14 @@ from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.engine.plan import SlotCopy, SlotEdit, SlotRelease, SlotSwap
 from llorch_serve.runtime.bound_graph import Logits
 from llorch_serve.runtime.stage_graph import Rows
-from llorch_serve.stages.calls import StageCall, StagePort
+from llorch_serve.stages.calls import StageCall, StageCallee, StagePort
 
 
 class Chain:
-    """All stages as a graph. ports: in the order of the stages. prompt: it is for parts of prompts."""
+    """All stages as a graph. callees: in the order of the stages. prompt: it is for parts of prompts."""
 
-    def __init__(self, ports: Sequence[StagePort], *, prompt: bool) -> None:
-        self._ports = ports
+    def __init__(self, callees: Sequence[StageCallee], *, prompt: bool) -> None:
+        self._callees = callees
         self._prompt = prompt
 
     def run(
@@ -32,8 +32,8 @@ class Chain:
         Raises ProviderError or ResourceError if a stage fails, StageEndedError if one is gone.
         """
         rows: Rows | None = None
-        for port in self._ports:
-            rows = port.run(StageCall(self._prompt, first, lengths, token_ids, wanted, rows))
+        for callee in self._callees:
+            rows = callee.run(StageCall(self._prompt, first, lengths, token_ids, wanted, rows))
         assert rows is not None, "a model has stages"
         return rows
 

@@ -33,7 +33,7 @@ from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.runtime.operator_check import too_many_rows
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
 from llorch_serve.runtime.session import DecoderSession, SessionGraphs
-from llorch_serve.stages.calls import StagePort
+from llorch_serve.stages.calls import StageCallee, StagePort
 from llorch_serve.stages.chain import Chain, MirroredCache
 from llorch_serve.stages.checks import check_choice, device_option
 from llorch_serve.stages.hosts import HostOpener, LocalHost, StageHost
@@ -57,7 +57,7 @@ class _Places:
         """Return what edits of a lane's slots go to."""
         return [host.port(lane) for host in self.hosts]
 
-    def callees(self, lane: int) -> list[StagePort]:
+    def callees(self, lane: int) -> Sequence[StageCallee]:
         """Return what a lane calls, one behind the other."""
         return [self.relays[lane]] if self.relays else self.ports(lane)
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from llorch_serve.engine.load import StageTimes
-from llorch_serve.engine.plan import SlotEdit
 from llorch_serve.errors import StageEndedError
 from llorch_serve.runtime.bound_graph import Logits
 from llorch_serve.runtime.stage_graph import Rows
@@ -65,8 +63,8 @@ def connect(stages: int, lanes: int) -> tuple[tuple[Links, ...], tuple[LaneEnds,
 
 
 class Relay:
-    """All stages as one lane calls them. Implements :class:`llorch_serve.stages.calls.StagePort` but for
-    edits, which each stage gets by its own port.
+    """All stages as one lane calls them. Implements :class:`llorch_serve.stages.calls.StageCallee`; edits go
+    to each stage by its own port.
 
     ports: of the stages, which are told how long those worked. memory: that the last one writes logits to;
     None: they are in messages. endings: of the stages.
@@ -99,14 +97,6 @@ class Relay:
         for port, own in zip(self._ports, times, strict=True):
             port.told(own)
         return rows
-
-    def edit(self, edit: SlotEdit) -> None:
-        """Refuse: each stage is edited by itself, since one may fail where others do not."""
-        raise NotImplementedError
-
-    def times(self) -> StageTimes:
-        """Return those of the last stage."""
-        return self._ports[-1].times()
 
     def close(self) -> None:
         """Close the lane's ends; who waits for an answer learns of it. Idempotent."""
