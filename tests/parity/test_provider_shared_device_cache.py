@@ -18,7 +18,7 @@ from llorch_serve.runtime.session import DecoderSession
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 from support.fakes.played_memory import PlayedMemory
-from support.harness.played_device import open_played, watched
+from support.harness.played_device import watched
 from support.harness.slot_calls import slot_calls
 
 Opener = Callable[..., DecoderSession]
@@ -32,13 +32,8 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 @pytest.fixture
-def memory() -> PlayedMemory:
-    return PlayedMemory()
-
-
-@pytest.fixture
-def on_device(artifact: Artifact, memory: PlayedMemory) -> Opener:
-    return functools.partial(open_played, artifact, memory, UNRECORDED)
+def on_device(opened: Opener) -> Opener:
+    return functools.partial(opened, UNRECORDED)
 
 
 def test_it_computes_what_a_cache_in_host_memory_does(
