@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench_peers.contestant import Closeness
+from bench_peers.machine import describe
 from bench_peers.markdown import show_closeness, show_median, table
 from bench_peers.protocol import Measurement
 from bench_peers.results import Machine
@@ -42,8 +43,8 @@ def page(found: Sequence[ModelResults], card: str, machine: Machine, absent: Seq
     absent: peers that did not install.
     """
     head = (
-        f"{datetime.datetime.now(datetime.UTC).date().isoformat()}, `ci/bench-cuda`: {card}; {machine.cpu}, "
-        f"{machine.cores} cores, {machine.system}, load before {machine.load:.2f}. Medians of the rounds; "
+        f"{datetime.datetime.now(datetime.UTC).date().isoformat()}, `ci/bench-cuda`: {card}; "
+        f"{describe(machine)}, {machine.system}, load before {machine.load:.2f}. Medians of the rounds; "
         "first tokens: milliseconds until every stream has its first one."
     )
     missing = [f"- {name} did not install here." for name in absent]
