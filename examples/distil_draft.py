@@ -4,8 +4,8 @@ each token how likely it and others were, so that the whole model is not run aga
 
     pip install 'llorch[cpu,export]' torch transformers
     llorch export model.gguf --output artifacts/model
-    python examples/distil_draft.py model.gguf artifacts/model draft --layers 0,1,28,29 --minutes 10
-    llorch export draft --output artifacts/draft --recipe cpu-fast
+    python examples/distil_draft.py model.gguf artifacts/model draft --layers 0,1,2,14,28,29 --minutes 30
+    llorch export draft --output artifacts/draft --precision int4 --block-size 64 --head-precision int4
     llorch serve artifacts/model --draft artifacts/draft
 
 The source is a GGUF file or a folder as transformers writes it. Embeddings and head stay as they are, so that
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="what the artifact was exported from")
     parser.add_argument("artifact", type=Path, help="the artifact that is to be guessed for")
     parser.add_argument("output", type=Path, help="folder for the draft, to be exported")
-    parser.add_argument("--layers", default="0,1,28,29", help="those that stay")
+    parser.add_argument("--layers", required=True, help="those that stay, from 0 on, as 0,1,28,29")
     parser.add_argument("--minutes", type=float, default=0.0, help="to write texts, two fifths, and to learn")
     parser.add_argument("--opening", default="<|im_start|>user\n", help="what texts begin with")
     given = parser.parse_args()

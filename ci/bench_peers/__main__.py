@@ -21,7 +21,7 @@ from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
 from bench_peers.machine import this_machine
 from bench_peers.models import PeersFolder
-from bench_peers.page import DOCUMENT, picture_of, with_run, written
+from bench_peers.page import DOCUMENT, PAGE, picture_of, with_run, written
 from bench_peers.picture import draw
 from bench_peers.reference import reference
 from bench_peers.results import DECODE, Document, Run, Subject, read_runs
@@ -35,9 +35,7 @@ from llorch_serve.terminal.console import say
 from llorch_serve.text.tokenizer import Tokenizer
 from llorch_serve.worker.prompts import COUNTED_TOKENS, PromptEncoder
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
-CACHE: Final = _ROOT / ".cache" / "bench"
-PAGE: Final = _ROOT / "docs" / "performance.md"
+CACHE: Final = Path(__file__).resolve().parents[2] / ".cache" / "bench"
 
 
 class _Size(msgspec.Struct, frozen=True):

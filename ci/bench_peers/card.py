@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from llorch_serve.errors import LlorchError, ProviderError
+from bench_peers.cli import exit_if_refused
+from llorch_serve.errors import ProviderError
 from llorch_serve.providers.nvidia import Gpu, list_gpus, load_nvml
-from llorch_serve.terminal.console import fail
 
 
 def require_card(script: str, gpus: tuple[Gpu, ...] | None = None) -> Gpu:
@@ -28,7 +28,4 @@ def require_card(script: str, gpus: tuple[Gpu, ...] | None = None) -> Gpu:
 
 
 if __name__ == "__main__":
-    try:
-        require_card(sys.argv[1])
-    except LlorchError as error:
-        sys.exit(fail(str(error), error.exit_code))
+    exit_if_refused(lambda: require_card(sys.argv[1]))

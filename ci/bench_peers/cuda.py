@@ -24,8 +24,10 @@ from bench_peers.machine import this_machine
 from bench_peers.ours import Recipe
 from bench_peers.protocol import ProtocolError
 from bench_peers.reference import reference
+from bench_peers.turns import order
 from llorch_serve.errors import LlorchError, UsageError
 from llorch_serve.providers import usable_cpus
+from llorch_serve.terminal.bench_flags import read_counts
 from llorch_serve.terminal.console import say
 
 STREAMS: Final = (1, 8, 32, 128)
@@ -58,20 +60,22 @@ def command(
     """
     card = require_card("ci/bench-cuda")
     pythons = {"llorch": python, **_pythons(peer or [])}
-    counts, wanted = _counts(streams), model or list(MODELS)
+    counts = tuple(sorted(read_counts("--streams", streams, least=1)))
+    wanted = model or list(MODELS)
     if odd := sorted(set(wanted) - set(MODELS)):
         raise UsageError(f"--model is {odd[0]}; expected {', '.join(MODELS)}")
-    found = []
+    machine, found = this_machine(), []
+    absent = [name for name in PEERS if name not in pythons]
+    output.mkdir(parents=True, exist_ok=True)
     for name in wanted:
         these = forms(name, gguf, CACHE / "cuda", pythons)
         found.append(run(name, these.entrants(), these.gguf, counts, rounds))
-    absent = [name for name in PEERS if name not in pythons]
-    output.mkdir(parents=True, exist_ok=True)
-    encoded = msgspec.json.format(msgspec.json.encode(found), indent=1)
-    (output / "cuda.json").write_bytes(encoded + b"\n")
-    text = page(found, f"{card.name}, driver {card.driver}", this_machine(), absent)
-    (output / "cuda.md").write_text(text, encoding="utf-8")
-    say(f"{output / 'cuda.md'} and cuda.json are written")
+        # After each model: a larger one may end this process.
+        encoded = msgspec.json.format(msgspec.json.encode(found), indent=1)
+        (output / "cuda.json").write_bytes(encoded + b"\n")
+        text = page(found, f"{card.name}, driver {card.driver}", machine, absent)
+        (output / "cuda.md").write_text(text, encoding="utf-8")
+        say(f"{output / 'cuda.md'} and cuda.json are written")
 
 
 def run(
@@ -111,7 +115,7 @@ def _take_turns(
     ready: Mapping[str, Contestant], results: Mapping[str, Result], work: Work, rounds: int
 ) -> None:
     for index in range(rounds):
-        for label in list(ready)[:: -1 if index % 2 else 1]:
+        for label in order(list(ready), index):
             if results[label].problem is None:
                 say(f"round {index + 1} of {rounds}: {label}")
                 with _told(results[label]):
@@ -126,14 +130,6 @@ def _told(result: Result) -> Iterator[None]:
     except (LlorchError, ProtocolError) as error:
         result.problem = str(error)
         say(f"{result.label} is left out: {error}")
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    """Return numbers of streams, ascending. Raises UsageError for anything else."""
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise UsageError(f"--streams is {text!r}; expected numbers from 1 on, separated by commas")
-    return tuple(sorted(set(map(int, parts))))
 
 
 def _pythons(given: Sequence[str]) -> dict[str, Path]:

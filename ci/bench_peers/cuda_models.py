@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from bench_peers.contestant import Contestant
-from bench_peers.models import made, widen
+from bench_peers.models import build_genai, made, quantize, widen
 from bench_peers.ours import Recipe
 from bench_peers.peers import GENAI, LLAMA_CPP, Peer
-from bench_peers.processes import run_process
-from bench_peers.random_llama import LLAMA_1B, LLAMA_8B, QUANTIZE, WHOLE, Shape, write
-from llorch_serve.python_child import foreign_module_command
+from bench_peers.random_llama import LLAMA_1B, LLAMA_8B, WHOLE, Shape, write
 
 PeerName = Literal["genai", "vllm", "llama.cpp"]
 PEERS: Final[tuple[PeerName, ...]] = ("genai", "vllm", "llama.cpp")
@@ -76,13 +74,7 @@ class Forms:
     def _genai(self, kind: str) -> Peer:
         python, place = self.pythons["genai"], self.folder / f"genai-{kind}"
         checkpoint = self._checkpoint()
-
-        def build(target: Path) -> None:
-            command = foreign_module_command(str(python), "onnxruntime_genai.models.builder")
-            places = ("-m", str(checkpoint), "-o", str(target), "-c", str(self.folder / "genai-cache"))
-            run_process(*command, *places, "-p", kind, "-e", "cuda", python_path=self.folder)  # none of ours
-
-        made(place, build)
+        made(place, lambda target: build_genai(python, checkpoint, target, "-p", kind, "-e", "cuda"))
         return Peer(f"{GENAI}, {kind}", "peer_genai", python, place, f"its model builder: {kind} for CUDA")
 
     def _vllm(self) -> Peer:
@@ -92,12 +84,7 @@ class Forms:
 
     def _llama_cpp(self, kind: str) -> Peer:
         python, place = self.pythons["llama.cpp"], self.folder / f"llama.cpp-{kind}.gguf"
-        made(
-            place,
-            lambda target: run_process(
-                python, QUANTIZE, "quantize", self.gguf, target, kind, python_path=self.folder
-            ),
-        )
+        made(place, functools.partial(quantize, python, self.gguf, kind=kind))
         return Peer(f"{LLAMA_CPP}, {kind}", "peer_llama_cpp", python, place, f"its own quantiser: {kind}")
 
     def _checkpoint(self) -> Path:
@@ -109,7 +96,6 @@ class Forms:
 def forms(name: str, gguf: Path, cache: Path, pythons: Mapping[str, Path]) -> Forms:
     """Return the forms of one of :data:`MODELS`. gguf: SmolLM2, whose tokenizer random models take."""
     folder = cache / name
-    folder.mkdir(parents=True, exist_ok=True)
     if name in SHAPES:
         place = folder / "random.gguf"
         made(place, lambda target: write(SHAPES[name], target, gguf))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench_peers.contestant import Closeness
-from bench_peers.markdown import table
+from bench_peers.machine import describe
+from bench_peers.markdown import show_closeness, show_median, table
 from bench_peers.protocol import Measurement
 from bench_peers.results import Machine
+from bench_peers.turns import speeds
 
 
 @dataclass(slots=True)
@@ -42,8 +43,8 @@ def page(found: Sequence[ModelResults], card: str, machine: Machine, absent: Seq
     absent: peers that did not install.
     """
     head = (
-        f"{datetime.datetime.now(datetime.UTC).date().isoformat()}, `ci/bench-cuda`: {card}; {machine.cpu}, "
-        f"{machine.cores} cores, {machine.system}, load before {machine.load:.2f}. Medians of the rounds; "
+        f"{datetime.datetime.now(datetime.UTC).date().isoformat()}, `ci/bench-cuda`: {card}; "
+        f"{describe(machine)}, {machine.system}, load before {machine.load:.2f}. Medians of the rounds; "
         "first tokens: milliseconds until every stream has its first one."
     )
     missing = [f"- {name} did not install here." for name in absent]
@@ -66,7 +67,7 @@ def _section(model: ModelResults) -> str:
 
 def _row(result: Result, streams: Sequence[int]) -> list[str]:
     close = result.closeness
-    cells = [result.label, *(("", "") if close is None else (f"{close.kl:.2g}", f"{close.top1:.1%}"))]
+    cells = [result.label, *(("", "") if close is None else show_closeness(close))]
     for count in streams:
         at = [one for one in result.measured if one.streams == count]
         firsts = [
@@ -74,8 +75,7 @@ def _row(result: Result, streams: Sequence[int]) -> list[str]:
             for one in at
             if one.prefill_tokens_per_s is not None
         ]
-        series = (firsts, [one.decode_tokens_per_s for one in at])
-        cells += [f"{statistics.median(values):.1f}" if values else "" for values in series]
+        cells += [show_median(firsts), show_median(speeds(at, "decode", count))]
     return cells
 
 

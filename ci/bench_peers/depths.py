@@ -19,17 +19,18 @@ from typing import Annotated, Final, Literal
 import gguf as gguf_format
 import typer
 
-from bench_peers.__main__ import CACHE, PAGE, work_of
+from bench_peers.__main__ import CACHE, work_of
 from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
-from bench_peers.machine import kind_of, this_machine
-from bench_peers.markdown import replace_kind, show_ratio, table
-from bench_peers.models import PeersFolder, make_openvino_int8
+from bench_peers.machine import slug_of, this_machine
+from bench_peers.markdown import show_closeness, table
+from bench_peers.models import PeersFolder, made, make_openvino_int8
 from bench_peers.ours import Recipe
+from bench_peers.page import put
 from bench_peers.peers import LLAMA_CPP, OPENVINO, Peer, llama_cpp
 from bench_peers.reference import reference
 from bench_peers.results import Machine, ratio
-from bench_peers.turns import Rounds, by_turns, medians, place, speeds
+from bench_peers.turns import Measurements, by_turns, judged, medians, place, speeds
 from llorch_serve.errors import UsageError
 from llorch_serve.providers import usable_cpus
 from llorch_serve.terminal.console import say
@@ -96,7 +97,7 @@ def command(
     make_openvino_int8(places, gguf)
     folder = CACHE / "depths"
     long = with_context(gguf, folder / gguf.name, CONTEXT)
-    recipes = [Recipe(label, flags, folder / _folder(label)) for label, flags in RECIPES.items()]
+    recipes = [Recipe(label, flags, folder / slug_of(label)) for label, flags in RECIPES.items()]
     for recipe in recipes:
         say(f"exporting {recipe.label}")
         recipe.export(long)
@@ -117,9 +118,7 @@ def command(
             work = replace(work, filled=setting.streams > 1, warm_up=False)
             found.append((setting, work, by_turns(everyone, work, rounds, say)))
     text = section(machine, found, close, everyone)
-    page = replace_kind(PAGE.read_text(encoding="utf-8"), kind_of(machine), text, by="ci/bench-depths")
-    PAGE.write_text(page, encoding="utf-8")
-    say(f"{PAGE} is written")
+    put(text, machine, by="ci/bench-depths")
 
 
 def peers(places: PeersFolder, file: Path) -> list[Peer]:
@@ -145,24 +144,19 @@ def peers(places: PeersFolder, file: Path) -> list[Peer]:
 
 def with_context(file: Path, target: Path, context: int) -> Path:
     """Return a copy of a Llama's GGUF file that takes ``context`` positions, made unless it is there."""
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".context-", dir=target.parent) as scratch:
-            made = Path(scratch) / target.name
-            shutil.copyfile(file, made)
-            field = gguf_format.GGUFReader(made, "r+").fields["llama.context_length"]
-            field.parts[field.data[0]][0] = context
-            made.rename(target)
+
+    def copy(place: Path) -> None:
+        shutil.copyfile(file, place)
+        field = gguf_format.GGUFReader(place, "r+").fields["llama.context_length"]
+        field.parts[field.data[0]][0] = context
+
+    made(target, copy)
     return target
-
-
-def _folder(label: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", label)
 
 
 def section(
     machine: Machine,
-    found: Sequence[tuple[Setting, Work, Rounds]],
+    found: Sequence[tuple[Setting, Work, Measurements]],
     close: dict[str, Closeness],
     engines: Sequence[Contestant],
 ) -> str:
@@ -184,15 +178,14 @@ def section(
     )
 
 
-def _speeds(setting: Setting, of: Rounds, close: dict[str, Closeness]) -> str:
+def _speeds(setting: Setting, of: Measurements, close: dict[str, Closeness]) -> str:
     """Return a setting's table. Prompts are timed with one stream alone."""
     first = 0 if setting.streams == 1 else 1
     header = ("prefill, tokens/s", "decode, tokens/s", "peak MiB")[first:]
     rows = [
         (
             label,
-            f"{close[label].kl:.2g}",
-            f"{close[label].top1:.1%}",
+            *show_closeness(close[label]),
             *medians(one, (setting.streams,))[first:],
         )
         for label, one in of.items()
@@ -201,7 +194,9 @@ def _speeds(setting: Setting, of: Rounds, close: dict[str, Closeness]) -> str:
 
 
 def comparison(
-    found: Sequence[tuple[Setting, Work, Rounds]], close: dict[str, Closeness], engines: Sequence[Contestant]
+    found: Sequence[tuple[Setting, Work, Measurements]],
+    close: dict[str, Closeness],
+    engines: Sequence[Contestant],
 ) -> str:
     """Return the table of our fastest engine to the fastest peer, of those that are near the reference."""
     near = [one for one in engines if close[one.label].kl <= NEAR]
@@ -209,17 +204,13 @@ def comparison(
     for setting, _, of in found:
         for name in _TIMED[0 if setting.streams == 1 else 1 :]:
             limit = _ASKED.get((setting.depth, setting.streams)) if name == "decode" else None
-            asked = "" if limit is None else f">= {limit}"
             series = {one.label: speeds(of[one.label], name, setting.streams) for one in near}
             ours = _fastest({one.label: series[one.label] for one in near if one.ours})
             theirs = _fastest({one.label: series[one.label] for one in near if not one.ours})
-            if ours is None or theirs is None:
-                rows.append((f"{name}, {setting}", "nothing", asked, "not measured", asked and "**no**"))
-                continue
-            found_ratio = ratio(series[ours], series[theirs])
-            holds = "" if limit is None else "yes" if found_ratio.value >= limit else "**no**"
-            compared = f"{ours} to {theirs}"
-            rows.append((f"{name}, {setting}", compared, asked, show_ratio(found_ratio), holds))
+            compared, one = "nothing", None
+            if ours is not None and theirs is not None:
+                compared, one = f"{ours} to {theirs}", ratio(series[ours], series[theirs])
+            rows.append((f"{name}, {setting}", compared, *judged(one, limit)))
     return table(("", "compared", "asked", "measured", "holds"), rows)
 
 

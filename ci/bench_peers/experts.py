@@ -11,17 +11,18 @@ from typing import Annotated, Final
 
 import typer
 
-from bench_peers.__main__ import CACHE, PAGE, work_of
+from bench_peers.__main__ import CACHE, work_of
 from bench_peers.cli import run_command
 from bench_peers.contestant import Contestant, Work
-from bench_peers.machine import kind_of, this_machine
-from bench_peers.markdown import replace_kind, table
+from bench_peers.machine import this_machine
+from bench_peers.markdown import table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import Recipe
+from bench_peers.page import put
 from bench_peers.peers import LLAMA_CPP, Peer
 from bench_peers.random_llama import WHOLE, Shape, make
 from bench_peers.results import Machine
-from bench_peers.turns import Match, Rounds, by_turns, conditions, medians, ratios
+from bench_peers.turns import Match, Measurements, by_turns, conditions, medians, ratios
 from llorch_serve.terminal.console import say
 
 EXPERTS: Final = Shape(
@@ -84,9 +85,7 @@ def command(
         work = work_of(first.folder, Path(folder), _PROMPT_TOKENS, _NEW_TOKENS, (1,))
         found = by_turns(everyone, work, rounds, say)
     text = section(machine, work, matches, found)
-    page = replace_kind(PAGE.read_text(encoding="utf-8"), kind_of(machine), text, by="ci/bench-experts")
-    PAGE.write_text(page, encoding="utf-8")
-    say(f"{PAGE} is written")
+    put(text, machine, by="ci/bench-experts")
 
 
 def _ours(shape: Shape, precision: str, source: Path) -> Recipe:
@@ -109,7 +108,7 @@ def _theirs(shape: Shape, kind: str, path: Path, peers: PeersFolder) -> Peer:
     )
 
 
-def section(machine: Machine, work: Work, matches: list[Match], found: Rounds) -> str:
+def section(machine: Machine, work: Work, matches: list[Match], found: Measurements) -> str:
     """Return the page's section: medians, and ratios."""
     lines = [(label, *medians(of, (1,))) for label, of in found.items()]
     sizes = (

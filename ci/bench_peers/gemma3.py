@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from bench_peers.__main__ import CACHE, PAGE, work_of
+from bench_peers.__main__ import CACHE, work_of
 from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
-from bench_peers.machine import kind_of, this_machine
-from bench_peers.markdown import replace_kind, table
+from bench_peers.machine import slug_of, this_machine
+from bench_peers.markdown import show_closeness, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import Recipe
+from bench_peers.page import put
 from bench_peers.peers import GENAI, genai, llama_cpp, openvino
 from bench_peers.reference import reference
 from bench_peers.results import Machine
-from bench_peers.turns import Match, Rounds, by_turns, conditions, medians, ratios
+from bench_peers.turns import Match, Measurements, by_turns, conditions, medians, ratios
 from llorch_serve.errors import ResourceError
 from llorch_serve.providers import usable_cpus
 from llorch_serve.terminal.console import say
@@ -53,7 +53,7 @@ def command(
     """
     machine = this_machine()
     recipes = [
-        Recipe(label, (*flags, "--max-context", str(_CONTEXT)), CACHE / "gemma3" / _folder(label))
+        Recipe(label, (*flags, "--max-context", str(_CONTEXT)), CACHE / "gemma3" / slug_of(label))
         for label, flags in RECIPES.items()
     ]
     for recipe in recipes:
@@ -86,20 +86,14 @@ def command(
         work = work_of(tokenizer, scratch, _PROMPT_TOKENS, _NEW_TOKENS, _STREAMS)
         found = by_turns(running, work, rounds, say)
     text = section(machine, work, close, found, running, problems)
-    page = replace_kind(PAGE.read_text(encoding="utf-8"), kind_of(machine), text, by="ci/bench-gemma3")
-    PAGE.write_text(page, encoding="utf-8")
-    say(f"{PAGE} is written")
-
-
-def _folder(label: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", label)
+    put(text, machine, by="ci/bench-gemma3")
 
 
 def section(
     machine: Machine,
     work: Work,
     close: dict[str, Closeness],
-    found: Rounds,
+    found: Measurements,
     engines: list[Contestant],
     problems: dict[str, str],
 ) -> str:
@@ -109,8 +103,7 @@ def section(
     """
     header = ("", "KL, nats", "top-1", "prefill, tokens/s", *_decodes(work.streams), "peak MiB")
     lines = [
-        (label, f"{close[label].kl:.2g}", f"{close[label].top1:.1%}", *medians(of, work.streams))
-        for label, of in found.items()
+        (label, *show_closeness(close[label]), *medians(of, work.streams)) for label, of in found.items()
     ]
     default = next(iter(RECIPES))
     matches = [Match(f"to {one.label}", default, one.label) for one in engines if not one.ours]

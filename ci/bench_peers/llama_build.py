@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench_peers.cli import exit_if_refused
 from bench_peers.models import PeersFolder
 from bench_peers.peers import llama_cpp
 from bench_peers.processes import CrashError, run_process
-from bench_peers.protocol import ProtocolError, Task, parse_measurements
-from llorch_serve.errors import LlorchError
+from bench_peers.protocol import Task, parse_measurements
 from llorch_serve.providers import usable_cpus
-from llorch_serve.terminal.console import fail, say
+from llorch_serve.terminal.console import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,7 @@ def _compile(peers: PeersFolder, build: Build) -> None:
 def main() -> None:
     """Make llama.cpp work in the folder, on the file, that the command line names."""
     folder, gguf = map(Path, sys.argv[1:])
-    try:
-        require_working(PeersFolder(folder), gguf)
-    except LlorchError as error:
-        sys.exit(fail(str(error), error.exit_code))
-    except ProtocolError as error:
-        sys.exit(fail(str(error), 1))
+    exit_if_refused(lambda: require_working(PeersFolder(folder), gguf))
 
 
 if __name__ == "__main__":

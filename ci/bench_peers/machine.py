@@ -86,9 +86,9 @@ def kind_of(machine: Machine) -> str:
     return f"{vendor} with {_KINDS[fastest]}{lacks}"
 
 
-def slug_of(kind: str) -> str:
-    """Return the kind as a part of a file's name."""
-    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+def slug_of(name: str) -> str:
+    """Return the name of a kind or an engine as a part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def describe(machine: Machine) -> str:

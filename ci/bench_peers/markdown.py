@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bench_peers.asked import Verdict, verdicts
+from bench_peers.contestant import Closeness
 from bench_peers.machine import describe
 from bench_peers.results import (
     METRICS,
@@ -99,6 +100,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+def show_median(values: Sequence[float]) -> str:
+    """Return the median of some figures; nothing if there are none."""
+    return f"{statistics.median(values):.1f}" if values else ""
+
+
+def show_closeness(found: Closeness | Subject) -> tuple[str, str]:
+    """Return cells: KL and top-1."""
+    return f"{found.kl:.2g}", f"{found.top1:.1%}"
+
+
 def show_ratio(found: Ratio) -> str:
     """Return a ratio with its spread over the rounds."""
     return f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
@@ -127,23 +138,18 @@ def _medians(run: Run) -> str:
     )
     rows = []
     for subject in run.subjects:
-        name = f"**{subject.label}**" if subject.ours else subject.label
-        speeds = [_median(series(run, subject.label, metric)) for metric in METRICS]
+        speeds = [show_median(series(run, subject.label, metric)) for metric in METRICS]
         peak = peak_mib(run, subject.label)
         shown = "" if peak is None else f"{peak:.0f}"
         started = first_tokens(run, subject.label)
         first = f"{statistics.median(started):.2f}" if started else ""
-        rows.append((name, f"{subject.kl:.2g}", f"{subject.top1:.1%}", *speeds, shown, first))
+        rows.append((_named(subject), *show_closeness(subject), *speeds, shown, first))
     versions = [f"- {_named(subject)}: {subject.made}; {subject.version}" for subject in run.subjects]
     return table(header, rows) + "\n\n" + "\n".join(versions)
 
 
 def _named(subject: Subject) -> str:
     return f"**{subject.label}**" if subject.ours else subject.label
-
-
-def _median(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.1f}" if values else ""
 
 
 def _ratios(run: Run) -> str:
@@ -179,9 +185,9 @@ def _verdicts(rows: Sequence[Verdict]) -> str:
 def _row(row: Verdict) -> tuple[str, ...]:
     found = "not measured" if row.found is None else show_ratio(row.found)
     noted = f"{found}; {row.note}" if row.note else found
-    return row.figure, row.condition, row.compared, row.asked, noted, show_holds(row)
+    return row.figure, row.condition, row.compared, row.asked, noted, show_holds(row.holds)
 
 
-def show_holds(row: Verdict) -> str:
-    """Return whether it holds."""
-    return "yes" if row.holds else "**no**"
+def show_holds(holds: bool) -> str:
+    """Return whether what was asked holds."""
+    return "yes" if holds else "**no**"

@@ -8,8 +8,6 @@ made beside its place and renamed, so that one that stands is whole.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,11 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llorch_serve.errors import LlorchError, ResourceError, UsageError
+from bench_peers.cli import exit_if_refused
+from bench_peers.processes import run_process
+from llorch_serve.errors import UsageError
 from llorch_serve.python_child import foreign_module_command
-from llorch_serve.terminal.console import fail, say
+from llorch_serve.terminal.console import say
 
-_INT4: Final[tuple[str, ...]] = ("--weight-format", "int4", "--group-size", "64", "--ratio", "1.0", "--sym")
+_OPENVINO_INT4: Final = ("--weight-format", "int4", "--group-size", "64", "--ratio", "1.0", "--sym")
+_GENAI_INT4: Final = ("-p", "int4", "-e", "cpu", "--extra_options", "int4_accuracy_level=4")
+_LLAMA_CPP: Final = Path(__file__).resolve().parent.parent / "measure" / "run_llamacpp.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,11 @@ def make_models(peers: PeersFolder, gguf: Path) -> None:
     if not (built and peers.openvino.exists()):
         made(peers.checkpoint, lambda target: widen(gguf, target))
     if not built:
-        made(peers.genai, lambda target: _build_genai(peers, target))
-    made(peers.openvino, lambda target: _export_openvino(peers, target, *_INT4))
+        made(
+            peers.genai,
+            lambda target: build_genai(peers.main_python, peers.checkpoint, target, *_GENAI_INT4),
+        )
+    made(peers.openvino, lambda target: _export_openvino(peers, target, *_OPENVINO_INT4))
 
 
 def make_openvino_int8(peers: PeersFolder, gguf: Path) -> None:
@@ -109,6 +114,7 @@ def made(place: Path, make: Callable[[Path], object]) -> None:
     if place.exists():
         return
     say(f"making {place}")
+    place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
         target = Path(scratch) / place.name
         make(target)
@@ -144,54 +150,41 @@ def spell_as_before(file: Path) -> None:
         file.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
-def _build_genai(peers: PeersFolder, target: Path) -> None:
-    _run(
-        *foreign_module_command(str(peers.main_python), "onnxruntime_genai.models.builder"),
-        *("-m", peers.checkpoint, "-o", target),
-        *(
-            "-p",
-            "int4",
-            "-e",
-            "cpu",
-            "-c",
-            target.parent / "cache",
-            "--extra_options",
-            "int4_accuracy_level=4",
-        ),
+def build_genai(python: Path, checkpoint: Path, target: Path, *flags: str) -> None:
+    """Have onnxruntime-genai's model builder make a folder; ``flags`` say in which form.
+
+    python: an interpreter that has it. Raises ResourceError if it fails.
+    """
+    run_process(
+        *foreign_module_command(str(python), "onnxruntime_genai.models.builder"),
+        *("-m", checkpoint, "-o", target, "-c", target.parent / "cache"),
+        *flags,
+        python_path=(),
     )
 
 
+def quantize(python: Path, source: Path, target: Path, kind: str) -> None:
+    """Have llama.cpp write a GGUF file in a type, as it names it (``Q8_0``).
+
+    python: an interpreter that has llama-cpp-python. Raises ResourceError if it fails.
+    """
+    run_process(python, _LLAMA_CPP, "quantize", source, target, kind, python_path=())
+
+
 def _export_openvino(peers: PeersFolder, target: Path, *weights: str) -> None:
-    _run(
+    run_process(
         *(peers.optimum_cli, "export", "openvino", "--model", peers.checkpoint),
         *("--task", "text-generation-with-past"),
         *weights,
         target,
+        python_path=(),
     )
-
-
-def _run(*arguments: Path | str) -> None:
-    line = [str(argument) for argument in arguments]
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
-    done = subprocess.run(
-        line, env=environment, capture_output=True, text=True, errors="replace", check=False
-    )
-    if done.returncode:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
-        raise ResourceError(
-            f"{Path(line[0]).name} {line[1]} {line[2]} ended with {done.returncode}: {last[0][:300]}"
-        )
 
 
 def main() -> None:
     """Make the models of the folder and file that the command line names."""
     folder, gguf, *prefix = sys.argv[1:]
-    try:
-        make_models(PeersFolder(Path(folder), *prefix), Path(gguf))
-    except LlorchError as error:
-        sys.exit(fail(str(error), error.exit_code))
+    exit_if_refused(lambda: make_models(PeersFolder(Path(folder), *prefix), Path(gguf)))
 
 
 if __name__ == "__main__":

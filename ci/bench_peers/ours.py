@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from bench_peers.contestant import Closeness, Work
-from bench_peers.processes import first_output_s, run_process
+from bench_peers.machine import slug_of
+from bench_peers.processes import first_output, run_process
 from bench_peers.protocol import Measurement, ProtocolError
 from bench_peers.reuse import Gains
 from llorch_serve.bench.schema import Entry, Report
@@ -125,11 +126,11 @@ class Recipe:
 
     def first_token_s(self, text: str, threads: int) -> float:
         """See :class:`bench_peers.contestant.Contestant`. ``llorch generate``, to a pipe."""
-        return first_output_s(
+        return first_output(
             *_LLORCH,
             *("generate", self.folder, "--prompt", text, "--max-tokens", str(FIRST_TOKENS)),
             *("--temperature", "0", "--threads", str(threads)),
-        )
+        ).first_s
 
     def gains(self, work: Work) -> Gains:
         """Return one round of what guesses and reuse gain. Raises as ``measure``."""
@@ -156,10 +157,7 @@ def version() -> str:
 
 def all_recipes(cache: Path) -> list[Recipe]:
     """Return every recipe, with its folder under ``cache``."""
-    return [
-        Recipe(label, flags, cache / label.replace(", ", "-").replace(" ", "-"))
-        for label, flags in EXPORTS.items()
-    ]
+    return [Recipe(label, flags, cache / slug_of(label)) for label, flags in EXPORTS.items()]
 
 
 def _decoded(output: str, kind: type[_Document]) -> _Document:

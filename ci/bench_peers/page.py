@@ -1,5 +1,5 @@
-"""The runs of all kinds of machine as the section that ``ci/bench`` writes into its page: what was asked,
-side by side, then each kind by itself.
+"""``docs/performance.md``: figures of each script and kind of machine in their places, and the runs of all
+kinds as the section of ``ci/bench``: what was asked, side by side, then each kind by itself.
 
 ``python -m bench_peers.page``, which is ``ci/bench --page``, makes the page anew of the document that is
 there, after a change of what is asked or shown.
@@ -13,9 +13,11 @@ from typing import Final
 
 from bench_peers.asked import Verdict, verdicts
 from bench_peers.machine import kind_of, slug_of
-from bench_peers.markdown import one_run, replace_section, show_holds, show_ratio, table
-from bench_peers.results import Run, read_runs
+from bench_peers.markdown import one_run, replace_kind, replace_section, show_holds, show_ratio, table
+from bench_peers.results import Machine, Run, read_runs
+from llorch_serve.terminal.console import say
 
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 DOCUMENT: Final = "performance.json"
 """Beside the page: what its figures are made of."""
 
@@ -32,6 +34,17 @@ def written(folder: Path, page: str) -> str:
     Raises UsageError if the page has no place for them, or the document is of another version.
     """
     return replace_section(page, section(read_runs(folder / DOCUMENT)))
+
+
+def put(text: str, machine: Machine, *, by: str) -> None:
+    """Write what the script ``by`` found into the page, in the place of its last figures on that kind of
+    machine.
+
+    Raises as :func:`bench_peers.markdown.replace_kind`.
+    """
+    page = replace_kind(PAGE.read_text(encoding="utf-8"), kind_of(machine), text, by=by)
+    PAGE.write_text(page, encoding="utf-8")
+    say(f"{PAGE} is written")
 
 
 def picture_of(run: Run) -> str:
@@ -56,13 +69,12 @@ def _side_by_side(runs: Sequence[Run]) -> str:
 def _cell(row: Verdict | None) -> str:
     if row is None:
         return ""
-    return f"{row.compared if row.found is None else show_ratio(row.found)}: {show_holds(row)}"
+    return f"{row.compared if row.found is None else show_ratio(row.found)}: {show_holds(row.holds)}"
 
 
 def main() -> None:
     """Write docs/performance.md anew."""
-    page = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
-    page.write_text(written(page.parent, page.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(written(PAGE.parent, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

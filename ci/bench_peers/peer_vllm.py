@@ -34,8 +34,8 @@ def run(engine: Any, task: Task, streams: int) -> Arrivals:
 def main() -> None:
     """Do the task on stdin."""
     task = parse_task(sys.stdin.read())
-    if task.logits_of:
-        raise ValueError("vLLM gives no logits of whole rows")
+    if task.logits_of or task.text or task.filled:
+        raise ValueError("vLLM is asked for speeds with prompts alone; it gives no logits of whole rows")
     # stdout is for measurements; vLLM's own processes write their log there.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench_peers.contestant import Closeness, Work
 from bench_peers.models import PeersFolder
-from bench_peers.processes import first_output_s, run_process
+from bench_peers.processes import first_output, run_process
 from bench_peers.protocol import Measurement, Task, encode, parse_measurements
 from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity.divergence import DivergenceSum
@@ -88,11 +88,11 @@ class Peer:
     def first_token_s(self, text: str, threads: int) -> float:
         """See :class:`bench_peers.contestant.Contestant`."""
         task = Task(model=str(self.model), threads=threads, text=text)
-        return first_output_s(*self._command(), stdin=encode(task), python_path=_ROOM)
+        return first_output(*self._command(), stdin=encode(task), python_path=(_ROOM,)).first_s
 
     def answer(self, task: Task) -> str:
         """Return what the peer's process prints for a task. Raises as ``measure``."""
-        return run_process(*self._command(), stdin=encode(task), python_path=_ROOM)
+        return run_process(*self._command(), stdin=encode(task), python_path=(_ROOM,))
 
     def _command(self) -> list[str]:
         return foreign_module_command(str(self.python), f"bench_peers.{self.module}")

@@ -10,13 +10,15 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from llorch_serve.errors import ResourceError
 
 _LIMIT_S: Final = 3600
-"""Longest that one process may take; 32 streams of the slowest peer need some minutes."""
+"""Longest that one process may take; 32 streams of the slowest peer, or a converter, need some minutes."""
 _FIRST_LIMIT_S: Final = 300
 """Longest that a command may take which prints one short answer."""
 
@@ -38,14 +40,14 @@ _CRASHES: Final = (signal.SIGILL, signal.SIGSEGV)
 def run_process(
     *arguments: Path | str,
     stdin: str = "",
-    python_path: Path | None = None,
+    python_path: Sequence[Path] | None = None,
     accept: tuple[int, ...] = (0,),
     **variables: str,
 ) -> str:
     """Run a program and return its stdout.
 
-    python_path: the one folder that PYTHONPATH shall name, for an interpreter other than this one; None
-        leaves it alone.
+    python_path: the folders that PYTHONPATH shall name, for an interpreter other than this one, which is in
+        no virtual environment of ours then; None leaves both alone.
     accept: exit codes that are no failure. variables: added to its environment.
     Raises ResourceError, with the last line the program said, and of that CrashError for SIGILL and SIGSEGV.
     """
@@ -68,8 +70,25 @@ def run_process(
     return done.stdout
 
 
-def first_output_s(*arguments: Path | str, stdin: str = "", python_path: Path | None = None) -> float:
-    """Run a program to its end and return the seconds from its start to the first byte on its stdout.
+@dataclass(frozen=True, slots=True)
+class FirstOutput:
+    """A program that ran to its end.
+
+    first_s, whole_s: seconds from its start to the first byte on its stdout, and to its end. processor_s:
+        seconds of processor time, of user and system together. peak_mib: most memory that was resident, as
+        Linux counts it.
+    """
+
+    first_s: float
+    whole_s: float
+    processor_s: float
+    peak_mib: float
+
+
+def first_output(
+    *arguments: Path | str, stdin: str = "", python_path: Sequence[Path] | None = None
+) -> FirstOutput:
+    """Run a program to its end and return when its first byte came, and what it took.
 
     Raises as ``run_process``, and ResourceError if it ends well without a word.
     """
@@ -89,7 +108,9 @@ def first_output_s(*arguments: Path | str, stdin: str = "", python_path: Path | 
                 first = process.stdout.read(1)
                 elapsed = time.perf_counter() - started
                 process.stdout.read()
-                code = process.wait()
+                _, status, used = os.wait4(process.pid, 0)
+                whole = time.perf_counter() - started
+                process.returncode = code = os.waitstatus_to_exitcode(status)
             finally:
                 deadline.cancel()
                 process.kill()
@@ -99,14 +120,14 @@ def first_output_s(*arguments: Path | str, stdin: str = "", python_path: Path | 
         raise _failure(line, code, said)
     if not first:
         raise ResourceError(f"{_shown(line)} ended well and printed nothing")
-    return elapsed
+    return FirstOutput(elapsed, whole, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10)
 
 
-def _environment(python_path: Path | None) -> dict[str, str]:
+def _environment(python_path: Sequence[Path] | None) -> dict[str, str]:
     environment = dict(os.environ)
     if python_path is not None:
         environment.pop("VIRTUAL_ENV", None)
-        environment["PYTHONPATH"] = str(python_path)
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, python_path))
     return environment
 
 

@@ -7,7 +7,7 @@ Its vocabulary is that of a real model, and filled up with tokens that no text g
 
 from __future__ import annotations
 
-import tempfile
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,8 +15,7 @@ from typing import Final
 import gguf
 import numpy as np
 
-from bench_peers.models import PeersFolder
-from bench_peers.processes import run_process
+from bench_peers.models import PeersFolder, made, quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,6 @@ WHOLE: Final = "F16"
 
 _UNUSED: Final = 5  # llama.cpp's number for tokens that stand for no text
 _TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-QUANTIZE: Final = Path(__file__).resolve().parents[2] / "ci" / "measure" / "run_llamacpp.py"
 
 
 def make(
@@ -76,17 +74,9 @@ def make(
         fails.
     """
     files = {kind: folder / f"{shape.name}-random.{kind}.gguf" for kind in (WHOLE, *kinds)}
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".random-", dir=folder) as scratch:
-        for kind, path in files.items():
-            if path.exists():
-                continue
-            made = Path(scratch) / path.name
-            if kind == WHOLE:
-                write(shape, made, vocabulary)
-            else:
-                run_process(peers.main_python, QUANTIZE, "quantize", files[WHOLE], made, kind)
-            made.rename(path)
+    made(files[WHOLE], lambda target: write(shape, target, vocabulary))
+    for kind in kinds:
+        made(files[kind], functools.partial(quantize, peers.main_python, files[WHOLE], kind=kind))
     return files
 
 

@@ -1,4 +1,4 @@
-"""Turns: every engine once in each round, in an order that drift of the machine treats alike."""
+"""The rounds of ``ci/bench``: every engine has one turn in each, then what llorch gains over itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bench_peers.contestant import Contestant, Work
 from bench_peers.ours import Recipe
 from bench_peers.protocol import Measurement
 from bench_peers.reuse import Gains
+from bench_peers.turns import order
 
 OPENING: Final = "The capital of France is"
 """What a command continues whose first token is timed."""
@@ -18,11 +19,9 @@ OPENING: Final = "The capital of France is"
 _Item = TypeVar("_Item")
 
 
-def order(ours: Sequence[_Item], peers: Sequence[_Item], index: int) -> list[_Item]:
-    """Return whose turn it is in round ``index``: ours and peers by turns, backwards in every other round."""
-    pairs = zip_longest(ours, peers)
-    turns = [one for pair in pairs for one in pair if one is not None]
-    return turns[::-1] if index % 2 else turns
+def alternated(ours: Sequence[_Item], peers: Sequence[_Item]) -> list[_Item]:
+    """Return ours and peers by turns."""
+    return [one for pair in zip_longest(ours, peers) for one in pair if one is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,11 @@ def run_rounds(
     Raises ResourceError or ProtocolError if a process fails: a round without one engine compares nothing.
     """
     found = Rounds()
-    everyone: tuple[Sequence[Contestant], Sequence[Contestant]] = (ours, peers)
+    everyone: list[Contestant] = alternated(ours, peers)
     for index in range(count):
         speeds: dict[str, list[Measurement]] = {}
         starts: dict[str, float] = {}
-        for contestant in order(*everyone, index):
+        for contestant in order(everyone, index):
             step(f"round {index + 1} of {count}: {contestant.label}")
             speeds[contestant.label] = contestant.measure(work)
             # The first has its files read from the disk, and compiled by Python where they are new.

@@ -12,18 +12,19 @@ from typing import Annotated, Final
 
 import typer
 
-from bench_peers.__main__ import CACHE, PAGE, work_of
+from bench_peers.__main__ import CACHE, work_of
 from bench_peers.cli import run_command
 from bench_peers.contestant import Closeness, Contestant, Work
-from bench_peers.machine import kind_of, this_machine
-from bench_peers.markdown import replace_kind, table
+from bench_peers.machine import this_machine
+from bench_peers.markdown import show_closeness, table
 from bench_peers.models import PeersFolder
 from bench_peers.ours import Recipe
+from bench_peers.page import put
 from bench_peers.peers import LLAMA_CPP, Peer
 from bench_peers.random_llama import LLAMA_1B, WHOLE, make
 from bench_peers.reference import reference
 from bench_peers.results import Machine
-from bench_peers.turns import Match, Rounds, by_turns, conditions, medians, ratios
+from bench_peers.turns import Match, Measurements, by_turns, conditions, medians, ratios
 from llorch_serve.fidelity.reference_file import ReferenceFile
 from llorch_serve.providers import usable_cpus
 from llorch_serve.terminal.console import say
@@ -93,9 +94,7 @@ def command(
         *(_match(f"{kind}, the same blocks", same[kind], theirs[kind]) for kind in KINDS),
     ]
     text = section(machine, work, matches, close, found)
-    page = replace_kind(PAGE.read_text(encoding="utf-8"), kind_of(machine), text, by="ci/bench-1b")
-    PAGE.write_text(page, encoding="utf-8")
-    say(f"{PAGE} is written")
+    put(text, machine, by="ci/bench-1b")
 
 
 def _match(name: str, ours: Recipe, theirs: Peer) -> Match:
@@ -126,15 +125,14 @@ def _reference(kind: str, files: dict[str, Path], artifact: Path) -> ReferenceFi
 
 
 def section(
-    machine: Machine, work: Work, matches: Sequence[Match], close: dict[str, Found], found: Rounds
+    machine: Machine, work: Work, matches: Sequence[Match], close: dict[str, Found], found: Measurements
 ) -> str:
     """Return the page's section: medians, and ratios of ours to llama.cpp's."""
     lines = [
         (
             label,
-            f"{close[label].whole.kl:.2g}",
-            f"{close[label].whole.top1:.1%}",
-            "" if (own := close[label].own) is None else f"{own.kl:.2g}",
+            *show_closeness(close[label].whole),
+            "" if (own := close[label].own) is None else show_closeness(own)[0],
             *medians(of, (1,)),
         )
         for label, of in found.items()

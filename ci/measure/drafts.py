@@ -13,6 +13,7 @@ tokens are nearly as likely.
 from __future__ import annotations
 
 import queue
+import statistics
 import sys
 import time
 from contextlib import closing
@@ -111,13 +112,13 @@ def measure(plain: Worker, guessing: Worker, text: str, tokens: int, sampled: bo
         text=text,
         sampled=sampled,
         streams=streams,
-        plain_tokens_per_s=round(_median([pair[0].tokens_per_s for pair in pairs]), 1),
-        guessing_tokens_per_s=round(_median([pair[1].tokens_per_s for pair in pairs]), 1),
-        ratio=_median(list(ratios)),
+        plain_tokens_per_s=round(statistics.median([pair[0].tokens_per_s for pair in pairs]), 1),
+        guessing_tokens_per_s=round(statistics.median([pair[1].tokens_per_s for pair in pairs]), 1),
+        ratio=statistics.median(list(ratios)),
         ratios=ratios,
         ratio_of_processor_time=round(
-            _median([pair[0].processor_s for pair in pairs])
-            / _median([pair[1].processor_s for pair in pairs]),
+            statistics.median([pair[0].processor_s for pair in pairs])
+            / statistics.median([pair[1].processor_s for pair in pairs]),
             3,
         ),
         drafted=sum(pair[1].drafted for pair in pairs),
@@ -169,10 +170,6 @@ def _run(worker: Worker, requests: list[GenerationRequest]) -> _Run:
         drafted=sum(each.drafted_tokens for each in done),
         accepted=sum(each.accepted_tokens for each in done),
     )
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _quiet(_report: object) -> None:

@@ -10,15 +10,14 @@ resident memory are the system's own figures for the whole process. Medians over
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple
 from pathlib import Path
 
+from bench_peers.markdown import table
+from bench_peers.processes import FirstOutput, first_output
 from llorch_serve.python_child import module_command
 
 TEXT = "Once upon a time"
@@ -27,52 +26,23 @@ RUNS = 9
 _LLAMA_CPP = Path(__file__).with_name("run_llamacpp.py")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One command. first, whole: seconds until the first byte of its answer, and until it has ended.
-    processor: seconds of processor time, of user and system together. peak: MiB that were resident at most.
-    """
-
-    first: float
-    whole: float
-    processor: float
-    peak: float
+_HEADER = ("", "first token, s", "whole command, s", "processor time, s", "peak, MiB")
 
 
-def run(command: Sequence[str]) -> Run:
-    """Run a command and measure it. Raises RuntimeError if it fails, or answers nothing."""
-    began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        answer = os.read(process.stdout.fileno(), 1)
-        first = time.perf_counter() - began
-        process.stdout.read()
-        _, status, used = os.wait4(process.pid, 0)
-        whole = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode or not answer:
-        raise RuntimeError(f"{command} ended with {process.returncode} after {answer!r}")
-    return Run(first, whole, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10)
+def medians(runs: Sequence[FirstOutput]) -> list[float]:
+    """Return the median of each figure, in the order of the class."""
+    return [statistics.median(figures) for figures in zip(*map(astuple, runs), strict=True)]
 
 
-def median(runs: Sequence[Run]) -> Run:
-    """Return the median of each figure."""
-    return Run(*(statistics.median(getattr(each, field.name) for each in runs) for field in fields(Run)))
-
-
-def table(ours: Run, theirs: Run) -> str:
+def shown(ours: Sequence[FirstOutput], theirs: Sequence[FirstOutput]) -> str:
     """Return a table of both commands, and of how many times llama.cpp's figures ours are."""
-    lines = [
-        "| | first token, s | whole command, s | processor time, s | peak, MiB |",
-        "|---|---|---|---|---|",
+    found = {"llorch": medians(ours), "llama.cpp": medians(theirs)}
+    rows = [
+        (name, f"{first:.2f}", f"{whole:.2f}", f"{processor:.2f}", f"{peak:.0f}")
+        for name, (first, whole, processor, peak) in found.items()
     ]
-    for name, each in (("llorch", ours), ("llama.cpp", theirs)):
-        lines.append(
-            f"| {name} | {each.first:.2f} | {each.whole:.2f} | {each.processor:.2f} | {each.peak:.0f} |"
-        )
-    ratios = (getattr(ours, field.name) / getattr(theirs, field.name) for field in fields(Run))
-    lines.append(f"| ratio | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
-    return "\n".join(lines)
+    ratios = (f"{above / below:.2f}" for above, below in zip(*found.values(), strict=True))
+    return table(_HEADER, [*rows, ("ratio", *ratios)])
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -82,13 +52,13 @@ def main(arguments: Sequence[str]) -> None:
     prompt = ("--prompt", TEXT, "--max-tokens", str(NEW_TOKENS), "--temperature", "0")
     ours = module_command(sys.executable, "llorch_serve", "generate", artifact, *prompt, *flags)
     theirs = [python, str(_LLAMA_CPP), "answer", file, TEXT, str(NEW_TOKENS)]
-    found: tuple[list[Run], list[Run]] = ([], [])
+    found: tuple[list[FirstOutput], list[FirstOutput]] = ([], [])
     for number in range(runs + 1):
         for command, kept in zip((ours, theirs), found, strict=True):
-            measured = run(command)
+            measured = first_output(*command)
             if number:
                 kept.append(measured)
-    print(table(*map(median, found)))  # noqa: T201 - a script's output
+    print(shown(*found))  # noqa: T201 - a script's output
 
 
 if __name__ == "__main__":

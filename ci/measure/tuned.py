@@ -99,11 +99,16 @@ def tuned(source: str, folder: Path, seconds: str, streams: str, reference: Path
 def measure(
     measurer: MachineMeasurer, work: Scenarios, default: Candidate, others: Sequence[Candidate], rounds: int
 ) -> list[Measured]:
-    """Return all in full, the default first; the second of them, the choice, runs in every race too."""
+    """Return all in full, the default first; the second of them, the choice, runs in every race too.
+
+    Raises SystemExit where one of these two cannot be measured.
+    """
     sizes, found = {}, []
     for one in (default, *others):
         judgement = measurer.judge(one)
         if judgement.fidelity is None:
+            if one in (default, others[0]):
+                raise SystemExit(f"{one.label} cannot be measured: {judgement.problem}")
             say(f"{one.label} is left out: {judgement.problem}")
             continue
         sizes[one.key] = judgement.folder_bytes or 0
@@ -160,8 +165,8 @@ def main(source: str, place: str, seconds: str = "2m", rounds: str = "3", stream
     choice = Candidate(CHOICE, load_recipe(report.recipe), prefill_chunk=chunk)
     found = measure(measurer, work, pool.default, [choice, *pool.named()], int(rounds))
     names = list(found[0].speeds[0])
-    say(f"\n{report.host.cpu}, {report.host.cpus_allowed} CPUs; tune {report.seconds:.0f} s of {seconds}, "
-          f"{len(report.tried)} recipes tried; all {time.monotonic() - began:.0f} s")  # fmt: skip
+    took = f"tune {report.seconds:.0f} s of {seconds}, all {time.monotonic() - began:.0f} s"
+    say(f"\n{report.host.cpu}, {report.host.cpus_allowed} CPUs; {took}; {len(report.tried)} recipes tried")
     say(f"the choice is: {report.chosen} (served by: {report.serve})\n")
     say(f"| recipe | KL, nats | {' | '.join(f'{name}, tokens/s' for name in names)} | to the default |")
     say("|---" * (len(names) + 3) + "|")

@@ -202,7 +202,7 @@ def _prompt_recipe(
         )
     if measured_moments(found) and not measured_moments(first):
         raise UsageError(
-            "--prefill-recipe finds 4-bit weights by gptq, and no weight of the first graph is found by it; "
+            "--prefill-recipe finds weights by gptq, and no weight of the first graph is found by it; "
             "choose another quantizer there"
         )
     return msgspec.structs.replace(found, calibration=first.calibration)

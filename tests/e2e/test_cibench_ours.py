@@ -44,9 +44,7 @@ def test_speeds_are_read_from_llorch_bench(recipe, tmp_path):
     assert one.peak_mib > 100
 
 
-def test_speed_and_fidelity_on_a_provider_are_read_from_llorch_bench(
-    recipe, tmp_path, smollm2_gguf, monkeypatch
-):
+def test_speed_and_fidelity_on_a_provider_are_read_from_llorch_bench(recipe, tmp_path, smollm2_gguf):
     there = replace(recipe, provider=f"cpu@{sys.executable}")
     one, two = there.measure(work(tmp_path, 24))
     assert (one.streams, two.streams) == (1, 2)

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from llorch_export.adapter.choice import AdapterChoice
+from llorch_export.calibration.measurements import BUNDLED_TEXT
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.names import expected_tensors
 from llorch_export.graph.decoder import build_decoder
@@ -149,6 +150,33 @@ def test_recipes_stay_within_their_limits(tmp_path: Path, row: str, recipe: str)
     assert artifact.manifest.int8_cache is not None
     over_int8 = open_tiny(artifact, kv_dtype="int8").prefill(1, IDS, 0, range(len(IDS)))
     assert divergence(all_logits(artifact, IDS), over_int8) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("precision", "head", "told"),
+    [
+        ("int4", "int8", "without error feedback (affine in place of gptq)"),
+        ("int8", "int8", "without error feedback (nearest in place of gptq)"),
+        ("int8", "int4", ""),  # 8-bit blocks beside others of 4 are nearest anyway
+    ],
+)
+def test_experts_that_do_without_error_feedback_are_told(
+    tmp_path: Path, precision: str, head: str, told: str
+) -> None:
+    source = write_hf_folder(tmp_path / "model", HF["mixtral"])
+    found = export(
+        ExportOptions(
+            str(source),
+            tmp_path / "out",
+            precision=precision,  # type: ignore[arg-type]
+            head_precision=head,  # type: ignore[arg-type]
+            quantizer="gptq",
+            calibration=BUNDLED_TEXT,
+        ),
+        silent,
+    )
+    notices = [notice for notice in found.notices if "without error feedback" in notice]
+    assert [told in notice for notice in notices] == ([True] if told else [])
 
 
 @pytest.mark.reference

@@ -119,13 +119,16 @@ def test_quantised_graphs_equal_the_model_on_dequantised_weights(
     assert kl(expected, all_logits(artifact, IDS)) < KL_LEVEL_4_INT8
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("precision", ["int4", "int8"])
 def test_columns_that_make_up_for_others_do_so_in_every_band(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, tied: bool
 ) -> None:
     """Codes of ``gptq`` depend on all columns before them, so bands must not begin anew."""
-    source, text = write_hf_folder(tmp_path / "model"), tmp_path / "text.txt"
+    source = write_hf_folder(tmp_path / "model", {"tie_word_embeddings": tied})
+    text = tmp_path / "text.txt"
     text.write_text("Paris is the capital of France, and Rome of Italy. " * 40)
-    options: dict[str, Any] = {"precision": "int4", "quantizer": "gptq", "calibration": text}
+    options: dict[str, Any] = {"precision": precision, "quantizer": "gptq", "calibration": text}
     blocks = export_tiny(source, tmp_path / "cpu", accuracy_level=0, **options)
     monkeypatch.setattr(dequantize, "_BAND_ELEMENTS", 64 * 100)
     portable = export_tiny(source, tmp_path / "portable", target="portable", **options)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench_peers import cuda, cuda_models, ours
+from bench_peers import cuda, cuda_models, models, ours
 from bench_peers.card import require_card
 from bench_peers.contestant import Closeness, Work
 from bench_peers.cuda_models import Entrant, Forms, forms
@@ -52,7 +52,8 @@ def test_the_script_asks_before_it_fetches_anything() -> None:
         ({"peer": ["vllm"]}, "--peer is 'vllm'; expected NAME=PYTHON with a NAME of genai, vllm, llama.cpp"),
         ({"peer": ["tgi=python"]}, "--peer is 'tgi=python'"),
         ({"model": ["70b"]}, "--model is 70b; expected smollm2, 1b, 8b"),
-        ({"streams": "1,0"}, "--streams is '1,0'; expected numbers from 1 on"),
+        ({"streams": "1,0"}, "--streams is '1,0'; every number must be at least 1"),
+        ({"streams": "8,8"}, "--streams is '8,8'; every number once is enough"),
         ({"streams": "1,²"}, "--streams is"),
     ],
 )
@@ -89,7 +90,7 @@ def test_each_form_is_made_once_by_its_own_tool(tmp_path: Path, monkeypatch: pyt
                 Path(place).write_bytes(b"made")
         return ""
 
-    monkeypatch.setattr(cuda_models, "run_process", process)
+    monkeypatch.setattr(models, "run_process", process)
     monkeypatch.setattr(ours, "run_process", process)
     monkeypatch.setattr(cuda_models, "widen", lambda _gguf, target: target.write_bytes(b"hf"))
     pythons = {"llorch": Path("p"), "genai": Path("g"), "vllm": Path("v"), "llama.cpp": Path("l")}
@@ -252,6 +253,21 @@ def test_one_that_fails_is_named_and_the_others_go_on(monkeypatch: pytest.Monkey
     assert counts == {"ours": 6, "late": 2, "blind": 6, "unmade": 0}
     close = {result.label: result.closeness for result in found.results}
     assert close == dict.fromkeys(("ours", "late"), Closeness(0.5, 0.9)) | {"blind": None, "unmade": None}
+
+
+def test_what_is_known_is_written_after_each_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_one(name: str, *_asked: Any) -> ModelResults:
+        if name == "8b":
+            raise ResourceError("no memory for the reference")
+        return ModelResults(name, [1], 3, [Result(name, measured=measured((1,), 10.0))])
+
+    monkeypatch.setattr(cuda, "require_card", lambda _script: CARD)
+    monkeypatch.setattr(cuda, "forms", lambda *_: Forms(Path("gguf"), tmp_path, {"llorch": Path("p")}))
+    monkeypatch.setattr(cuda, "run", run_one)
+    with pytest.raises(ResourceError, match="no memory"):
+        cuda.command(Path("gguf"), Path("python"), model=["1b", "8b"], streams="1", output=tmp_path / "out")
+    assert [one["name"] for one in json.loads((tmp_path / "out" / "cuda.json").read_text())] == ["1b"]
+    assert "## 1b" in (tmp_path / "out" / "cuda.md").read_text()
 
 
 def test_where_ours_cannot_be_made_nothing_is_measured() -> None:

@@ -18,7 +18,7 @@ from bench_peers import llama_build
 from bench_peers.llama_build import BUILDS, require_working
 from bench_peers.models import PeersFolder
 from bench_peers.peers import llama_cpp
-from bench_peers.processes import CrashError, first_output_s, run_process
+from bench_peers.processes import CrashError, first_output, run_process
 from bench_peers.protocol import Measurement
 from llorch_serve.errors import ResourceError
 
@@ -116,7 +116,7 @@ def test_the_command_says_it_in_one_line_and_ends_with_the_code(
 
 
 def test_a_turn_that_crashes_is_told_by_its_signal() -> None:
-    for run in (run_process, first_output_s):
+    for run in (run_process, first_output):
         for name in ("ILL", "SEGV"):
             with pytest.raises(CrashError, match=f"^sh -c kill .* was ended by SIG{name}: it said") as caught:
                 run("sh", "-c", f"kill -{name} $$")

@@ -26,7 +26,8 @@ from bench_peers.results import (
     series,
 )
 from bench_peers.reuse import PROMPTS, Tie
-from bench_peers.rounds import order
+from bench_peers.rounds import alternated
+from bench_peers.turns import order
 from llorch_serve.errors import ArtifactError, UsageError
 from support.builders.bench_runs import KL, OURS, gains, run
 
@@ -194,9 +195,9 @@ def test_a_bar_in_a_cell_stays_in_its_cell():
 
 
 def test_turns_alternate_and_every_other_round_runs_backwards():
-    assert order(["a", "b", "c"], ["x", "y"], 0) == ["a", "x", "b", "y", "c"]
-    assert order(["a", "b", "c"], ["x", "y"], 1) == ["c", "y", "b", "x", "a"]
-    assert order(["a", "b", "c"], ["x", "y"], 2) == order(["a", "b", "c"], ["x", "y"], 0)
+    everyone = alternated(["a", "b", "c"], ["x", "y"])
+    assert everyone == order(everyone, 0) == order(everyone, 2) == ["a", "x", "b", "y", "c"]
+    assert order(everyone, 1) == ["c", "y", "b", "x", "a"]
 
 
 def test_a_run_survives_its_file():

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from bench_peers import processes
-from bench_peers.processes import first_output_s, run_process
+from bench_peers.processes import first_output, run_process
 from bench_peers.protocol import (
     Arrivals,
     Engine,
@@ -103,7 +103,10 @@ def test_a_failed_process_is_told_by_its_last_line():
 def test_a_peer_sees_the_one_folder_that_it_needs(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     code = "import os, sys; print(os.environ['PYTHONPATH'], sys.stdin.read())"
-    assert run_process(sys.executable, "-c", code, stdin="x", python_path=tmp_path) == f"{tmp_path} x\n"
+    assert run_process(sys.executable, "-c", code, stdin="x", python_path=(tmp_path,)) == f"{tmp_path} x\n"
+    monkeypatch.setenv("VIRTUAL_ENV", "ours")
+    code = "import os, sys; print('elsewhere' in sys.path, os.environ.get('VIRTUAL_ENV'))"
+    assert run_process(sys.executable, "-P", "-c", code, python_path=()) == "False None\n"
 
 
 def test_the_first_byte_is_timed_while_the_program_goes_on(tmp_path, monkeypatch):
@@ -114,10 +117,14 @@ def test_the_first_byte_is_timed_while_the_program_goes_on(tmp_path, monkeypatch
         yield 10.0
         (tmp_path / "go").write_text("")  # which the program waits for, as this does for the program
         yield 12.5
+        yield 14.0
 
     moments = clock()
     monkeypatch.setattr(processes.time, "perf_counter", lambda: next(moments))
-    assert first_output_s(sys.executable, "-c", code, stdin="x") == 2.5
+    found = first_output(sys.executable, "-c", code, stdin="x")
+    assert (found.first_s, found.whole_s) == (2.5, 4.0)
+    assert 0 < found.processor_s < 60
+    assert 1 < found.peak_mib < 1000
 
 
 @pytest.mark.parametrize(
@@ -126,7 +133,7 @@ def test_the_first_byte_is_timed_while_the_program_goes_on(tmp_path, monkeypatch
 )
 def test_a_command_that_gives_no_token_is_no_measurement(code, words):
     with pytest.raises(ResourceError, match=words):
-        first_output_s(sys.executable, "-c", code)
+        first_output(sys.executable, "-c", code)
 
 
 def test_a_task_to_continue_a_text_survives_the_pipe():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench_peers import random_llama
+from bench_peers import models, random_llama
 from bench_peers.contestant import Closeness, Work
 from bench_peers.models import PeersFolder
 from bench_peers.protocol import Measurement
@@ -36,11 +36,12 @@ def quantised(monkeypatch, tmp_path: Path):
     """The calls of llama.cpp's quantiser, which is not here: it copies."""
     calls = []
 
-    def quantise(_python, _script, verb, source, target, kind):
+    def quantise(_python, _script, verb, source, target, kind, *, python_path):
+        assert python_path == ()  # nothing of ours
         calls.append((verb, kind))
         Path(target).write_bytes(Path(source).read_bytes())
 
-    monkeypatch.setattr(random_llama, "run_process", quantise)
+    monkeypatch.setattr(models, "run_process", quantise)
     return calls
 
 

@@ -77,5 +77,5 @@ def test_a_choice_by_a_text_is_refused_without_one(first: bool) -> None:
 
 
 def test_prompts_cannot_have_error_feedback_that_the_first_graph_has_not() -> None:
-    with pytest.raises(UsageError, match="--prefill-recipe finds 4-bit weights by gptq, and no weight of"):
+    with pytest.raises(UsageError, match="--prefill-recipe finds weights by gptq, and no weight of"):
         resolved(with_prefill(options(precision="int8"), "int4-gptq"))

@@ -92,9 +92,10 @@ def dequantized_rows(
     chunks = b.row_chunks([weight])
 
     def produce() -> Iterator[Arrays]:
+        factor = input_error_factor(b, [weight], form)  # of the head's input, where it is the same table
         for chunk in chunks():
             b.weight_cast.check_range(weight, chunk)
-            found = quantised(chunk, form)
+            found = quantised(chunk, form, factor)
             codes = found.packed.reshape(len(chunk), -1)[:, :columns]
             yield _signed(codes), found.scales
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from llorch_export.formats.module import EMBEDDING, HEAD
+from llorch_export.formats.module import EMBEDDING, HEAD, ModuleFormat
 from llorch_export.graph.blocks import BlockWeight, block_weight, values_of_levels
 from llorch_export.graph.builder import CONTRIB, FLOAT, GraphBuilder
 from llorch_export.graph.dequantize import dequantized_matrix, dequantized_rows, dequantizes
@@ -30,7 +30,7 @@ def embed(b: GraphBuilder, input_ids: ir.Value) -> tuple[ir.Value, Table | None]
     The table is None where the target stores lookup and product in different arrangements.
     """
     c = b.config
-    form = b.formats.of(EMBEDDING)
+    form = _form(b, EMBEDDING)
     if dequantizes(b, form):
         return dequantized_rows(b, f"{EMBEDDING}.weight", input_ids, form, name="embedding"), None
     shape = (*b.dims.lead, c.hidden_size)
@@ -121,11 +121,16 @@ def _product(b: GraphBuilder, x: ir.Value, embedding: Table | None, *, name: str
     return matmul_nbits(b, x, table, name=name, shape=shape)
 
 
-def _table(b: GraphBuilder, module: str) -> Table:
-    weight, form = f"{module}.weight", b.formats.of(module)
+def _form(b: GraphBuilder, module: str) -> ModuleFormat:
+    """Return a table's format; rows that are only looked up have no input whose columns move together."""
+    form = b.formats.of(module)
     if form.quantizer == "gptq" and module == EMBEDDING and not b.config.tie_word_embeddings:
-        # Rows are looked up, so no input's columns move together.
-        form = replace(form, quantizer="affine" if form.precision == "int4" else None)
+        return replace(form, quantizer="affine" if form.precision == "int4" else None)
+    return form
+
+
+def _table(b: GraphBuilder, module: str) -> Table:
+    weight, form = f"{module}.weight", _form(b, module)
     found = block_weight(b, module, [weight], form)
     if found is not None:
         return found

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from llorch_export.checkpoint.base import LazyTensor
 from llorch_export.checkpoint.expert_names import PARTS, expert_module
 from llorch_export.formats.experts import layer_format
+from llorch_export.formats.module import block_quantizer
 from llorch_export.formats.precisions import BITS, UNQUANTISED
 from llorch_export.graph.blocks import SCALE_TYPES, carried_chunks, coded_chunks, quantised_chunks
 from llorch_export.graph.builder import CONTRIB, GraphBuilder
@@ -191,10 +192,10 @@ def _block_form(b: GraphBuilder, prefix: str, kind: ExpertsConfig) -> _Stored | 
     assert form.block_size is not None, "a quantised format has a block size"
     if form.block_size < min(one.block_size or 0 for one in forms):
         b.notices[f"experts are stored in blocks of {form.block_size}, which divide their sizes"] = None
-    if form.precision == "int4" and b.recipe.quantizer == "gptq":
+    if block_quantizer(b.recipe, form.precision) == "gptq":
         b.notices[
-            "blocks of experts are found without error feedback (affine in place of gptq), since each expert "
-            "sees only some of a text's tokens"
+            f"blocks of experts are found without error feedback ({form.quantizer or 'nearest'} in place of "
+            "gptq), since each expert sees only some of a text's tokens"
         ] = None
     blocks = BlockForm(BITS[form.precision], form.block_size, zero_points=form.zero_points)
     return _Stored(

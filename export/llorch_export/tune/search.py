@@ -1,10 +1,10 @@
 """The search: cheap races among many recipes, longer ones among the few that may win.
 
 Pure: what measures is handed in, and so is the clock. The default recipe runs in every race. Screening tries
-shipped recipes that may keep the bound first, then steps away from the default, or from what is faster
-than it; a recipe beyond the bound of
-divergence is not raced. Then successive halving: in each further round, twice as long, half of those that
-may still win remain. When the time is up no further race begins, and what is known decides.
+shipped recipes that may keep the bound first, then steps away from the default, or from what is faster than
+it; a recipe beyond the bound of divergence is not raced. Then successive halving: in each further round,
+twice as long, half of those that may still win remain. When the time is up no further race begins, and what
+is known decides.
 """
 
 from __future__ import annotations
