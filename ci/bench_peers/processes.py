@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -90,7 +91,8 @@ def first_output(
 ) -> FirstOutput:
     """Run a program to its end and return when its first byte came, and what it took.
 
-    Raises as ``run_process``, and ResourceError if it ends well without a word.
+    Raises as ``run_process``, and ResourceError if it ends well without a word, or where no process is told
+    what its children took.
     """
     line = [str(argument) for argument in arguments]
     # Files, not pipes: the program waits for nobody while its first byte is waited for.
@@ -108,19 +110,27 @@ def first_output(
                 first = process.stdout.read(1)
                 elapsed = time.perf_counter() - started
                 process.stdout.read()
-                _, status, used = os.wait4(process.pid, 0)
+                process.returncode, processor, peak = _waited(process.pid)
                 whole = time.perf_counter() - started
-                process.returncode = code = os.waitstatus_to_exitcode(status)
             finally:
                 deadline.cancel()
                 process.kill()
         errors.seek(0)
         said = errors.read().decode("utf-8", "replace")
-    if code:
-        raise _failure(line, code, said)
+    if process.returncode:
+        raise _failure(line, process.returncode, said)
     if not first:
         raise ResourceError(f"{_shown(line)} ended well and printed nothing")
-    return FirstOutput(elapsed, whole, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10)
+    return FirstOutput(elapsed, whole, processor, peak)
+
+
+def _waited(pid: int) -> tuple[int, float, float]:
+    """Wait for a child; return its exit code, its processor time in seconds and its peak in MiB."""
+    if sys.platform == "win32":
+        raise ResourceError("what a process took is read as POSIX systems tell it; measure on one of those")
+    else:  # noqa: RET506 - mypy on Windows takes what follows a bare raise for unreachable
+        _, status, used = os.wait4(pid, 0)
+        return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10
 
 
 def _environment(python_path: Sequence[Path] | None) -> dict[str, str]:

@@ -32,7 +32,7 @@ from llorch_export.verify.sample_tokens import token_ids
 from llorch_serve.artifact.folder import load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.fidelity.divergence import Divergence
-from llorch_serve.fidelity.judging import Judge
+from llorch_serve.fidelity.judging import SLOTS, Judge
 from llorch_serve.loading.models import open_model
 
 MOST_EXACT: Final = 1e-6
@@ -99,7 +99,7 @@ def compared(source: Path, folders: Sequence[Path]) -> list[Divergence]:
     """Return how far each artifact is from the source's values, which are computed once for all of them."""
     artifacts = [load_artifact(folder) for folder in folders]
     reference = Reference(open_checkpoint(str(source)))
-    config = SessionConfig(slots=1, max_context=WINDOW)
+    config = SessionConfig(slots=SLOTS, max_context=WINDOW)
     sessions = [open_model(artifact, config, lambda report: None) for artifact in artifacts]
     judges = [
         Judge(session, artifact.manifest) for session, artifact in zip(sessions, artifacts, strict=True)

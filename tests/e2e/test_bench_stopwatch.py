@@ -25,6 +25,7 @@ from support.harness.stopwatch import (
 pytestmark = pytest.mark.real_model
 
 AGREEMENT = 0.03
+DELAY_MS = 100.0  # a process may wait so long for its turn, between one stopwatch's look and the other's
 WATCHED = ("-m", "support.harness.watched")
 PROMPT, ANSWER = 256, 25
 
@@ -48,8 +49,8 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
     """Two stopwatches, one in the client and one on the wire.
 
     The way between them is part of what the bench sees, and on a busy machine a process may wait long for its
-    turn. So of the one on the wire those figures are compared that single delays hardly move; times to the
-    first token are longer than there, by at most a tenth.
+    turn. So of the one on the wire those figures are compared that single delays hardly move, and times from a
+    call's start may differ by such a delay; those to the first token are longer than on the wire.
     """
     log, limits = tmp_path / "calls", {"ttft": 60_000.0, "e2e": 120_000.0}
     flags = ("--prompt-tokens", PROMPT, "--max-tokens", ANSWER, "--repeat", "1", "--requests", "10", "--json")
@@ -74,7 +75,8 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
         watch = serving_figures(calls)
         assert {name: bench[name] for name in COUNTS} == {name: watch[name] for name in COUNTS}
         for name in (*RATES, *names):
-            assert bench[name] == pytest.approx(watch[name], rel=AGREEMENT), name
+            delay = DELAY_MS if name.startswith(("ttft", "e2e")) else 0.0
+            assert bench[name] == pytest.approx(watch[name], rel=AGREEMENT, abs=delay), name
         good = good_calls(calls, ttft_ms=limits["ttft"], e2e_ms=limits["e2e"])
         assert bench["good_share"] == len(good) / len(calls)
         assert bench["good_requests_per_s"] == pytest.approx(len(good) / watch["duration_s"], rel=AGREEMENT)
@@ -85,7 +87,7 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
             assert failure["tokens"] == sum(count for call in broken for _, count in call.messages) > 0
             assert watch["failed"] == 2
             assert max(count for call in calls for _, count in call.messages) >= bundle
-    assert 1 < bench["ttft_mean_ms"] / watch["ttft_mean_ms"] < 1.1
+    assert 0 < bench["ttft_mean_ms"] - watch["ttft_mean_ms"] < DELAY_MS
 
 
 def test_offline(smollm2, tmp_path):

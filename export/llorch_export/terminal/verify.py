@@ -195,12 +195,13 @@ def _embeddings_against_source(
 
 def _against_file(artifact: Path, path: Path, *, as_json: bool) -> bool:
     from llorch_serve.artifact.folder import load_artifact
+    from llorch_serve.fidelity.judging import SLOTS
     from llorch_serve.fidelity.reference_file import check_reference, divergence, read_reference
     from llorch_serve.loading.models import open_artifact
 
     kept, loaded = read_reference(path), load_artifact(artifact)
     check_reference(kept, loaded)
-    config = SessionConfig(slots=1, max_context=max(len(kept.header.token_ids), 2))
+    config = SessionConfig(slots=SLOTS, max_context=max(len(kept.header.token_ids), 2))
     result = divergence(open_artifact(loaded, config, lambda report: None), kept)
     if not result.same_source:
         say(f"note: {artifact} was exported from other files than {path} was written from")

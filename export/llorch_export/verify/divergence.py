@@ -18,7 +18,7 @@ from llorch_serve.artifact.kinds import ModelKind
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError
 from llorch_serve.fidelity.divergence import Logits
-from llorch_serve.fidelity.judging import Judge
+from llorch_serve.fidelity.judging import SLOTS, Judge
 from llorch_serve.fidelity.reference_file import (
     POSITIONS,
     ReferenceHeader,
@@ -85,7 +85,7 @@ def verify(
     chunked = artifact.kind is ModelKind.LLORCH
     window = min(WINDOW if chunked else _WHOLE_WINDOW, artifact.manifest.context_length)
     chunk_size = _CHUNK if chunked else window
-    session = open_model(artifact, SessionConfig(slots=1, max_context=window), lambda report: None)
+    session = open_model(artifact, SessionConfig(slots=SLOTS, max_context=window), lambda report: None)
     reference = Reference(checkpoint)
     source_print = fingerprint(checkpoint)
     judge = Judge(session, artifact.manifest)

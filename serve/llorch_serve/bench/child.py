@@ -42,6 +42,7 @@ from llorch_serve.bench.schema import Energy, Entry, FidelityResult, Model, Prob
 from llorch_serve.bench.workload import text_prompt
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import LlorchError, UnsupportedError, UsageError
+from llorch_serve.fidelity.judging import SLOTS
 from llorch_serve.fidelity.reference_file import divergence, read_reference
 from llorch_serve.loading.models import open_artifact
 from llorch_serve.loading.worker import load_worker, notes
@@ -132,7 +133,9 @@ class Child:
         assert self._judged is not None
         artifact, measured = self._judged
         reference = read_reference(Path(ask.reference))
-        config = replace(measured, slots=1, max_context=max(len(reference.header.token_ids), 2))
+        config = replace(
+            measured, slots=SLOTS, kv_cache_bytes=None, max_context=max(len(reference.header.token_ids), 2)
+        )
         found = divergence(open_artifact(artifact, config, lambda _report: None), reference)
         return FidelityResult(**asdict(found))
 

@@ -10,6 +10,7 @@ from llorch_serve.artifact.folder import Artifact, is_artifact, load_artifact
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import UsageError
 from llorch_serve.evaluation.schema import Fidelity, MeasuredFidelity
+from llorch_serve.fidelity.judging import SLOTS
 from llorch_serve.fidelity.reference_file import ReferenceFile, check_reference, divergence
 from llorch_serve.foreign.detect import foreign_kind
 from llorch_serve.loading.models import open_artifact
@@ -42,7 +43,9 @@ def measure(
 ) -> Fidelity:
     """Return the divergence on the reference's text. The model is loaded for it, and freed."""
     length = max(len(reference.header.token_ids), 2)
-    opened = open_artifact(artifact, replace(session, slots=1, max_context=length), report)
+    opened = open_artifact(
+        artifact, replace(session, slots=SLOTS, kv_cache_bytes=None, max_context=length), report
+    )
     found = divergence(opened, reference)
     return Fidelity(
         kl_limit=artifact.manifest.recipe.kl_limit,

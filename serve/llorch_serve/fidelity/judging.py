@@ -6,11 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from llorch_serve.artifact.manifest import Manifest
 from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.fidelity.divergence import Divergence, DivergenceSum, Logits
+
+SLOTS: Final = 2
+"""Slots that a session of :class:`Judge` needs: each graph reads what it has written itself. In one slot the
+next part of a prompt would read keys and values of the other graph.
+"""
 
 
 class Judged(Protocol):
@@ -46,11 +51,10 @@ class Verdict:
 
 
 class Judge:
-    """Adds up one text, chunk by chunk, in slot 0.
+    """Adds up one text, chunk by chunk: as a prompt in slot 0, as a running sequence's in slot 1.
 
-    manifest: says what each graph may diverge by. of: what is compared of the model's logits. rounding: what
-        the reference
-    itself may be off by.
+    session: has :data:`SLOTS` slots. manifest: says what each graph may diverge by. of: what is compared of
+        the model's logits. rounding: what the reference itself may be off by.
     """
 
     def __init__(
@@ -75,8 +79,8 @@ class Judge:
         """
         found = self._session.prefill(0, token_ids, start, range(len(token_ids)))
         self._prompts.add(expected, self._of(found))
-        if self._answers is not None:  # whose cache takes the place of the prompt's, position by position
-            self._answers.add(expected, self._of(self._session.verify(0, token_ids, start)))
+        if self._answers is not None:
+            self._answers.add(expected, self._of(self._session.verify(1, token_ids, start)))
 
     def result(self) -> Verdict:
         """Return the figures over everything added."""
