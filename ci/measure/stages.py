@@ -4,7 +4,7 @@ with one core.
     ci/measurement stages WHOLE STAGED [STREAMS]
 
 WHOLE and STAGED are artifacts of one model, the second exported with --stages, cut where the stages are busy
-alike: SmolLM2's default recipe with ``--stages 2,at=19``, since the default cut counts bytes, and a step
+alike: SmolLM2's default recipe with ``--stages 2,at=18``, since the default cut counts bytes, and a step
 reads little of the embedding. Rounds alternate, and medians are shown. Needs as many idle cores as there are
 stages; 8 streams unless said otherwise.
 """

@@ -7,6 +7,7 @@ call.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import sys
@@ -45,7 +46,7 @@ def lies_in(rows: np.ndarray, memory: Logits | None) -> bool:
 
 def beginning(memory: Logits, shape: Sequence[int]) -> Logits:
     """Return the beginning of shared memory as an array. Raises ValueError if it is too short."""
-    count = int(np.prod(shape))
+    count = math.prod(shape)
     if count > len(memory):
         raise ValueError(f"an array {list(shape)} in shared memory of {len(memory)} numbers")
     return memory[:count].reshape(shape)
