@@ -49,8 +49,8 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
     """Two stopwatches, one in the client and one on the wire.
 
     The way between them is part of what the bench sees, and on a busy machine a process may wait long for its
-    turn. So of the one on the wire those figures are compared that single delays hardly move, and times from a
-    call's start may differ by such a delay; those to the first token are longer than on the wire.
+    turn. So of the one on the wire those figures are compared that single delays hardly move, and times from
+    a call's start may differ by such a delay; those to the first token are longer than on the wire.
     """
     log, limits = tmp_path / "calls", {"ttft": 60_000.0, "e2e": 120_000.0}
     flags = ("--prompt-tokens", PROMPT, "--max-tokens", ANSWER, "--repeat", "1", "--requests", "10", "--json")
