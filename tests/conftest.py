@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,31 @@ def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
             _surprises.append((report.nodeid, reason))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have what a test printed pass between processes: names that are not UTF-8 hold surrogates."""
+    report = yield
+    report.sections = [
+        (title, text.encode(errors="backslashreplace").decode()) for title, text in report.sections
+    ]
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a process of pytest-xdist's has noted: it tells of no file that was skipped whole."""
+    for noted in getattr(node, "workeroutput", {}).get("surprises", ()):
+        if noted not in _surprises:
+            _surprises.append(noted)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run of ci/ that skipped what it should not have."""
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["surprises"] = _surprises
+        return
     if _surprises and os.environ.get(expected_skips.VARIABLE):
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

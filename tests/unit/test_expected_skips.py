@@ -44,8 +44,10 @@ SURPRISE = ONE.format(reason="a library is missing")
         (SURPRISE, ("-k", "test_a")),
         ("pytest.importorskip('no_such_module_anywhere')", ()),
         ("@pytest.mark.skip(reason='later')\ndef test_a(): pass\ndef test_b(): pass", ()),
+        (SURPRISE, ("--numprocesses=2",)),
+        ("pytest.importorskip('no_such_module_anywhere')", ("--numprocesses=2",)),
     ],
-    ids=["skip", "alone", "whole file", "mark"],
+    ids=["skip", "alone", "whole file", "mark", "two processes", "whole file, two processes"],
 )
 def test_a_surprise_fails_the_run_and_is_told(tmp_path: Path, body: str, flags: tuple[str, ...]) -> None:
     code, said = outcome(tmp_path, body, *flags)
@@ -61,8 +63,10 @@ def test_a_surprise_fails_the_run_and_is_told(tmp_path: Path, body: str, flags: 
         (SURPRISE, ("-k", "test_b"), "1"),
         (ONE.format(reason="huge pages: the kernel has none"), (), "1"),
         ("@pytest.mark.xfail\ndef test_a(): assert False", (), "1"),
+        (ONE.format(reason="huge pages: the kernel has none"), ("--numprocesses=2",), "1"),
+        (r"def test_a(): print('caf\udce9')", ("--numprocesses=2",), "1"),
     ],
-    ids=["by hand", "not selected", "expected", "expected failure"],
+    ids=["by hand", "not selected", "expected", "expected failure", "two processes", "printed surrogates"],
 )
 def test_what_is_expected_passes(tmp_path: Path, body: str, flags: tuple[str, ...], strict: str) -> None:
     code, said = outcome(tmp_path, body, *flags, strict=strict)
