@@ -25,8 +25,10 @@ def draw(run: Run, path: Path) -> None:
         axes.margins(x=0.35, y=0.15)  # room for labels
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="lower right")
+    # Below all panels, where it hides no point.
+    found = [axes.get_legend_handles_labels() for axes in figure.axes]
+    names = {name: handle for shown in found for handle, name in zip(*shown, strict=True)}
+    figure.legend(names.values(), names.keys(), loc="outside lower center", ncols=2)
     try:
         # No date or version of the library inside, so that the same figures give the same file.
         figure.savefig(path, dpi=110, format="png", metadata={"Software": None})
