@@ -88,8 +88,8 @@ def command(
 ) -> None:
     """Measure llorch beside its peers in long contexts and write the figures into docs/performance.md.
 
-    Takes some twelve minutes a round on two cores, half of it a peer's prompts, and up to 4 GB of memory; it
-    means something on a machine with nothing else to do.
+    Takes some twelve minutes a round on two cores, half of it a peer's prompts, and up to 4 GB of memory; the
+    page is written after each setting. It means something on a machine with nothing else to do.
     """
     settings = [parse_setting(text) for text in run or _RUNS]
     machine = this_machine()
@@ -117,8 +117,8 @@ def command(
             # A long prompt takes minutes, and has the memory of what comes behind it touched.
             work = replace(work, filled=setting.streams > 1, warm_up=False)
             found.append((setting, work, by_turns(everyone, work, rounds, say)))
-    text = section(machine, found, close, everyone)
-    put(text, machine, by="ci/bench-depths")
+            # What is known so far, as the next setting may take half an hour and be interrupted.
+            put(section(machine, found, close, everyone), machine, by="ci/bench-depths")
 
 
 def peers(places: PeersFolder, file: Path) -> list[Peer]:
