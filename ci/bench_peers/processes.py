@@ -77,7 +77,7 @@ class FirstOutput:
 
     first_s, whole_s: seconds from its start to the first byte on its stdout, and to its end. processor_s:
         seconds of processor time, of user and system together. peak_mib: most memory that was resident, as
-        Linux counts it.
+        Linux counts it: at least what the process that started it had.
     """
 
     first_s: float

@@ -285,7 +285,7 @@ def test_what_is_cancelled_frees_its_slot(deployed, front):
 
 
 def test_a_replica_that_hangs_hides_no_other(deployed, front, monkeypatch):
-    monkeypatch.setattr(handles, "LOOK_S", 1.0)
+    monkeypatch.setattr(handles, "LOOK_S", 5.0)
     wait_until(lambda: len(deployed.processes()) == 2)
     (stuck, process), (other, _) = deployed.processes().items()
     begin(front, asked("h-0", 3000), asked("h-1", 3000, TokenPrompt((9,))))

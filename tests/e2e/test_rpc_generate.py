@@ -335,7 +335,8 @@ def test_a_client_that_goes_away_in_mid_stream_leaves_no_noise(caplog):
     generator = FakeGenerator(padding=1000)
     with caplog.at_level(logging.INFO), running_server(generator) as running:
         for _ in range(20):
-            with open_stub(running.address) as stub:
+            # While a client waits for its turn, its next message grows.
+            with open_stub(running.address, max_receive_message_length=-1) as stub:
                 # An answer that no time lets end by itself, however busy the machine: each has to be aborted.
                 next(stream(stub, max_tokens=10**9))
         generator.wait_for(lambda g: len(g.aborted) == 20 and not g.live_ids)

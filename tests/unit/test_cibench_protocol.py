@@ -125,7 +125,7 @@ def test_the_first_byte_is_timed_while_the_program_goes_on(tmp_path, monkeypatch
     found = first_output(sys.executable, "-c", code, stdin="x")
     assert (found.first_s, found.whole_s) == (2.5, 4.0)
     assert 0 < found.processor_s < 60
-    assert 1 < found.peak_mib < 1000
+    assert found.peak_mib > 1
 
 
 @pytest.mark.parametrize(
