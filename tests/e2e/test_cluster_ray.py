@@ -285,10 +285,10 @@ def test_what_is_cancelled_frees_its_slot(deployed, front):
 
 
 def test_a_replica_that_hangs_hides_no_other(deployed, front, monkeypatch):
-    monkeypatch.setattr(handles, "LOOK_S", 5.0)
+    monkeypatch.setattr(handles, "LOOK_S", 0.5)  # an answer of 4,000 tokens takes some seconds
     wait_until(lambda: len(deployed.processes()) == 2)
     (stuck, process), (other, _) = deployed.processes().items()
-    begin(front, asked("h-0", 3000), asked("h-1", 3000, TokenPrompt((9,))))
+    begin(front, asked("h-0", 4000), asked("h-1", 4000, TokenPrompt((9,))))
     names = {taken(front, name): name for name in ("h-0", "h-1")}
     assert set(names) == {stuck, other}
     os.kill(process, signal.SIGSTOP)
