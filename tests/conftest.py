@@ -67,7 +67,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a process of pytest-xdist's has noted: it tells of no file that was skipped whole."""
+    """Take over what a process of pytest-xdist's has noted: what it skips whole is not told here."""
     for noted in getattr(node, "workeroutput", {}).get("surprises", ()):
         if noted not in _surprises:
             _surprises.append(noted)

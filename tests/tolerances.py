@@ -125,3 +125,11 @@ FP32_VECTORS: Final = 1e-6
 
 INT8_COSINE: Final = 0.999
 """A tiny model's vectors with int8 weights or in float16 (measured: 0.9999)."""
+
+BENCH_AGREEMENT: Final = 0.03
+"""Figures of ``llorch bench`` against a stopwatch of the tests', relative: both look at the same calls."""
+
+BENCH_DELAY_MS: Final = 100.0
+"""How long a process of a busy machine may wait for its turn between one stopwatch's look and the other's
+(measured: 18 ms on two cores that a worker keeps busy).
+"""

@@ -21,11 +21,10 @@ from support.harness.stopwatch import (
     serving_figures,
     take_run,
 )
+from tolerances import BENCH_AGREEMENT, BENCH_DELAY_MS
 
 pytestmark = pytest.mark.real_model
 
-AGREEMENT = 0.03
-DELAY_MS = 100.0  # a process may wait so long for its turn, between one stopwatch's look and the other's
 WATCHED = ("-m", "support.harness.watched")
 PROMPT, ANSWER = 256, 25
 
@@ -75,11 +74,13 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
         watch = serving_figures(calls)
         assert {name: bench[name] for name in COUNTS} == {name: watch[name] for name in COUNTS}
         for name in (*RATES, *names):
-            delay = DELAY_MS if name.startswith(("ttft", "e2e")) else 0.0
-            assert bench[name] == pytest.approx(watch[name], rel=AGREEMENT, abs=delay), name
+            delay = BENCH_DELAY_MS if name.startswith(("ttft", "e2e")) else 0.0
+            assert bench[name] == pytest.approx(watch[name], rel=BENCH_AGREEMENT, abs=delay), name
         good = good_calls(calls, ttft_ms=limits["ttft"], e2e_ms=limits["e2e"])
         assert bench["good_share"] == len(good) / len(calls)
-        assert bench["good_requests_per_s"] == pytest.approx(len(good) / watch["duration_s"], rel=AGREEMENT)
+        assert bench["good_requests_per_s"] == pytest.approx(
+            len(good) / watch["duration_s"], rel=BENCH_AGREEMENT
+        )
         if cut:
             (failure,) = row["failures"]
             broken = [call for call in calls if not call.whole]
@@ -87,7 +88,7 @@ def test_serving(smollm2_worker, tmp_path, load, bundle, cut):
             assert failure["tokens"] == sum(count for call in broken for _, count in call.messages) > 0
             assert watch["failed"] == 2
             assert max(count for call in calls for _, count in call.messages) >= bundle
-    assert 0 < bench["ttft_mean_ms"] - watch["ttft_mean_ms"] < DELAY_MS
+    assert 0 < bench["ttft_mean_ms"] - watch["ttft_mean_ms"] < BENCH_DELAY_MS
 
 
 def test_offline(smollm2, tmp_path):
@@ -108,7 +109,7 @@ def test_offline(smollm2, tmp_path):
             run = take_run(calls, prompts=streams * PROMPT, answers=streams * (ANSWER - 1))
             watch = offline_figures(run, streams=streams, prompt=PROMPT, generated=ANSWER)
             for name, value in watch.items():
-                assert row["figures"][name]["values"][number] == pytest.approx(value, rel=AGREEMENT), (
+                assert row["figures"][name]["values"][number] == pytest.approx(value, rel=BENCH_AGREEMENT), (
                     name,
                     streams,
                 )

@@ -19,6 +19,7 @@ from llorch_serve.cache import handoff
 from llorch_serve.config import SessionConfig
 from llorch_serve.errors import ArtifactError, ProviderError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
+from llorch_serve.fidelity.judging import SLOTS, Judge
 from llorch_serve.runtime.opening import open_session
 from llorch_serve.runtime.session import DecoderSession
 from support.builders.arch_rows import HF
@@ -224,6 +225,19 @@ def test_what_running_calls_wrote_below_the_last_prompts_end_is_taken_up(
             session.verify(0, others[:5], 0)
     wanted = expected.prefill(0, others[5:], 5, range(35)).copy()
     assert np.array_equal(found.prefill(0, others[5:], 5, range(35)), wanted)
+
+
+@pytest.mark.parametrize("graph", ["prefill", "verify"])
+def test_each_graph_is_judged_over_what_it_has_written_itself(artifact: Artifact, graph: str) -> None:
+    ids, parts = random_ids(60), range(0, 60, 25)
+    alone, judge = opened(artifact), Judge(opened(artifact, slots=SLOTS), artifact.manifest)
+    run = {"prefill": alone.prefill, "verify": alone.verify}[graph]
+    for start in parts:
+        part = ids[start : start + 25]
+        wanted = (range(len(part)),) if graph == "prefill" else ()
+        judge.add(part, start, run(0, part, start, *wanted).copy())
+    found = judge.result()
+    assert {"prefill": found.prefill_kl, "verify": found.decode_kl}[graph] == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.skipif(

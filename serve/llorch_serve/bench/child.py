@@ -133,9 +133,7 @@ class Child:
         assert self._judged is not None
         artifact, measured = self._judged
         reference = read_reference(Path(ask.reference))
-        config = replace(
-            measured, slots=SLOTS, kv_cache_bytes=None, max_context=max(len(reference.header.token_ids), 2)
-        )
+        config = replace(measured, slots=SLOTS, max_context=max(len(reference.header.token_ids), 2))
         found = divergence(open_artifact(artifact, config, lambda _report: None), reference)
         return FidelityResult(**asdict(found))
 

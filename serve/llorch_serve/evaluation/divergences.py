@@ -43,9 +43,7 @@ def measure(
 ) -> Fidelity:
     """Return the divergence on the reference's text. The model is loaded for it, and freed."""
     length = max(len(reference.header.token_ids), 2)
-    opened = open_artifact(
-        artifact, replace(session, slots=SLOTS, kv_cache_bytes=None, max_context=length), report
-    )
+    opened = open_artifact(artifact, replace(session, slots=SLOTS, max_context=length), report)
     found = divergence(opened, reference)
     return Fidelity(
         kl_limit=artifact.manifest.recipe.kl_limit,
