@@ -17,13 +17,15 @@ from llorch_export.artifact.cache_scales import measure_scales
 from llorch_serve.artifact.folder import Artifact, load_artifact
 from llorch_serve.cache import handoff
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError, ProviderError, UsageError
+from llorch_serve.errors import ArtifactError, ProviderError, ResourceError, UsageError
 from llorch_serve.fidelity.divergence import DivergenceSum
 from llorch_serve.fidelity.judging import SLOTS, Judge
+from llorch_serve.fidelity.reference_file import divergence, read_reference
 from llorch_serve.runtime.opening import open_session
 from llorch_serve.runtime.session import DecoderSession
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import write_hf_folder
+from support.builders.reference_files import own_reference
 from support.builders.tiny_exports import export_tiny, random_ids
 from tolerances import KL_INT8_CACHE, STEPWISE_LOGITS
 
@@ -238,6 +240,16 @@ def test_each_graph_is_judged_over_what_it_has_written_itself(artifact: Artifact
         judge.add(part, start, run(0, part, start, *wanted).copy())
     found = judge.result()
     assert {"prefill": found.prefill_kl, "verify": found.decode_kl}[graph] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_cache_without_room_for_both_graphs_is_no_place_to_judge_them(
+    artifact: Artifact, tmp_path: Path
+) -> None:
+    own_reference(tmp_path / "ref", artifact, random_ids(60))
+    reference = read_reference(tmp_path / "ref")
+    for_one = 100 * artifact.manifest.kv.bytes_per_token
+    with pytest.raises(ResourceError, match="grow to 100 tokens, and comparing both graphs"):
+        divergence(opened(artifact, slots=SLOTS, max_context=60, kv_cache_bytes=for_one // 4), reference)
 
 
 @pytest.mark.skipif(

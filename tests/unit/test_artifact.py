@@ -117,6 +117,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "text for a number": (lambda m: m.update(context_length="128"), "context_length"),
     "number for text": (lambda m: m.update(graph=3), "graph"),
     "unknown precision": (lambda m: m["recipe"].update(precision="int3"), "int3"),
+    "limit of no divergence": (lambda m: m["recipe"].update(kl_limit=0.0), "kl_limit"),
     "architecture that is no name": (lambda m: m["model"].update(architecture="../gpt2"), "architecture"),
     "unknown type": (lambda m: m["inputs"][0].update(dtype="float8"), "float8"),
     "cache of another type": (lambda m: m["kv"].update(dtype="float16"), "KV cache in float16"),

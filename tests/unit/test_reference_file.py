@@ -4,7 +4,9 @@ believed.
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -216,6 +218,18 @@ def test_ids_outside_the_vocabulary_and_another_text_are_refused(tmp_path: Path,
             with_header(tmp_path / "ref", msgspec.json.encode(header), bytes(4 * VOCAB)),
             "does not hold the text",
         )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files in folders")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ref")
+    refused(tmp_path / "ref", "no regular file|Invalid argument")
+
+
+def test_a_link_to_a_reference_is_read(tmp_path: Path, artifact: Artifact) -> None:
+    found, _ = written(tmp_path / "ref", artifact, 2)
+    (tmp_path / "link").symlink_to("ref")
+    assert read_reference(tmp_path / "link").header == found.header
 
 
 def test_values_that_are_not_finite_are_refused(tmp_path: Path, artifact: Artifact) -> None:

@@ -371,7 +371,7 @@ class Recipe(_Struct, frozen=True, kw_only=True):
     head_precision: Precision
     block_size: int | None
     accuracy_level: Literal[0, 4] | None
-    kl_limit: float
+    kl_limit: Annotated[float, msgspec.Meta(gt=0)]
     fine_block_size: int | None = None
     quantizer: Quantizer | None = None
     scale_type: ScaleType = "float32"

@@ -9,6 +9,7 @@ little-endian, to the end of the file. Nothing in it is executed, and its size m
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.artifact.folder import Artifact
+from llorch_serve.artifact.links import open_real
 from llorch_serve.artifact.manifest import Count, Sha256, TokenId
 from llorch_serve.errors import ArtifactError, ResourceError
 from llorch_serve.fidelity.divergence import Logits, log_softmax
-from llorch_serve.fidelity.judging import Judge
+from llorch_serve.fidelity.judging import SLOTS, Judge
 from llorch_serve.files.durable import write_whole
 from llorch_serve.files.json_errors import NOT_JSON
 from llorch_serve.runtime.fixed_session import FixedSession
@@ -129,8 +131,8 @@ def write_reference(path: Path, header: ReferenceHeader, logits: Logits) -> None
 def read_reference(path: Path) -> ReferenceFile:
     """Read and check the header. Raises ArtifactError for anything but a whole reference file."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_real(path.resolve()) as file:
+            size = os.fstat(file.fileno()).st_size
             magic = file.read(len(_MAGIC))
             length = int.from_bytes(file.read(4), "little")
             encoded = file.read(length) if magic == _MAGIC and length <= _MAX_HEADER_BYTES else b""
@@ -177,10 +179,18 @@ def check_reference(reference: ReferenceFile, artifact: Artifact) -> None:
 def divergence(session: DecoderSession | FixedSession, reference: ReferenceFile) -> Fidelity:
     """Run the reference's text through an artifact and compare.
 
-    Raises ArtifactError as :func:`check_reference` does, or if the file is damaged.
+    Raises ArtifactError as :func:`check_reference` does, or if the file is damaged, ResourceError if the KV
+    cache may not grow to the text in each of :data:`llorch_serve.fidelity.judging.SLOTS` slots.
     """
     artifact, header = session.artifact, reference.header
     check_reference(reference, artifact)
+    if session.capabilities.separate_prompts:
+        needed, budget = SLOTS * len(header.token_ids), session.capacity.budget
+        if budget < needed:
+            raise ResourceError(
+                f"the KV cache may grow to {budget} tokens, and comparing both graphs with {reference.path} "
+                f"takes {needed}; allow more by --kv-cache-memory, or compare with a shorter text"
+            )
     judge = Judge(
         session,
         artifact.manifest,
