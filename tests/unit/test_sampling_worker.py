@@ -15,6 +15,7 @@ import pytest
 
 from llorch_serve.artifact.manifest import GenerationDefaults
 from llorch_serve.config import EngineConfig
+from llorch_serve.engine.payoff import Payoff
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import InvalidRequestError
 from llorch_serve.requests import TextPrompt
@@ -295,7 +296,11 @@ def everything(answer: Answer) -> tuple[object, ...]:
     return answer.ids, answer.text, places, answer.completion.reason
 
 
-def test_guesses_change_nothing_but_the_number_of_steps(tmp_path: Path, model: Model) -> None:
+def test_guesses_change_nothing_but_the_number_of_steps(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a check of a fake session costs is the machine's noise.
+    monkeypatch.setattr(Payoff, "worth", lambda *_args, **_kwargs: True)
     session = make_session(edit=lambda _call, logits: opinionated(logits))
     guessing = make_worker(tmp_path, session, config=EngineConfig(prefill_chunk=4, lookup=6))
     prompt = (LIKED, SECOND, LIKED, LIKED, SECOND, LIKED)
@@ -308,7 +313,7 @@ def test_guesses_change_nothing_but_the_number_of_steps(tmp_path: Path, model: M
             accepted.append(guessed.completion.accepted_tokens)
     finally:
         guessing.close()
-    assert sum(count > 0 for count in accepted) >= 5
+    assert sum(count > 0 for count in accepted) == 8
 
 
 @pytest.mark.parametrize("neighbours", [1, 2, 7, 31])
