@@ -80,7 +80,7 @@ def run_front(artifact: Path, router: str, slots: int) -> None:
         fingerprint=fingerprint,
         version=llorch_version(),
         cores=1,
-        engine=EngineConfig(session=SessionConfig(slots=slots, max_context=CONTEXT)),
+        engine=EngineConfig(session=SessionConfig(slots=slots, max_context=CONTEXT, huge_pages=None)),
     )
     chosen = {"request_router_class": ROUTERS[router]}
     with ray_cluster(), mock.patch.object(deploying, "_ROUTING", chosen):

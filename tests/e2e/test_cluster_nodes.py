@@ -128,6 +128,34 @@ def test_a_node_that_is_lost_costs_the_streams_it_made_and_nothing_else(
         wait_until(lambda: running_of(nodes) == (1, 2))
 
 
+def test_streams_of_a_machine_that_vanishes_end_though_no_connection_closes(
+    long: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(TABLE.format(folder=long))
+    with ray_nodes() as nodes:
+        assert llorch("cluster", "deploy", file, "--address", nodes.address, **nodes.token).code == 0
+        with (
+            serving("--cluster", nodes.address, **nodes.token) as front,
+            WorkerClient(front.address) as client,
+            ThreadPoolExecutor(4) as pool,
+        ):
+            begun = begin(pool, client, "long", 4)
+            victim = next(node for node in nodes.others if nodes.replicas_of(node))
+            [replica] = nodes.replicas_of(victim)
+            replica.suspend()  # so that it does not end with its node, and its connections stay open
+            try:
+                nodes.lose(victim)
+                lost_s = time.monotonic()
+                ends = [one.result(PATIENCE_S) for one in begun]
+            finally:
+                replica.kill()
+    broken = [end for end in ends if end.error is not None]
+    assert 0 < len(broken) < len(ends)
+    assert {type(end.error) for end in broken} == {ReplicaLostError}
+    print(f"told after {max(end.ended_s for end in broken) - lost_s:.1f} s")  # noqa: T201 - with -s
+
+
 def running_of(nodes: RayNodes) -> tuple[int, int]:
     """Return how many replicas run, and how many should."""
     shown = llorch("cluster", "status", "--json", "--address", nodes.address, **nodes.token)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from llorch_serve.cluster.interfaces import RoutingHint
+from llorch_serve.cluster.interfaces import Probe, RoutingHint
 from llorch_serve.cluster.prefix_index import Prefix, prefix_of
+from llorch_serve.cluster.ray_internals import MESSAGES_OF_ANY_SIZE, direct
 from support.cluster import RayCluster
 
 PATH = "llorch_serve.cluster.router.PrefixRouter"
@@ -30,6 +31,10 @@ def named() -> type:
             await asyncio.sleep(seconds)  # so that requests are there at once
             return serve.get_replica_context().replica_id.unique_id, hint.prefix is None
 
+        async def echo(self, raw: bytes, times: int, hint: Any) -> AsyncIterator[bytes]:
+            for _ in range(times):
+                yield raw
+
     return Named
 
 
@@ -46,7 +51,7 @@ def handle(cluster: RayCluster) -> Iterator[Any]:
         request_router_config=RequestRouterConfig(
             request_router_class=PATH, request_router_kwargs={"slack": 8}
         ),
-        ray_actor_options={"num_cpus": 0.1},
+        ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": MESSAGES_OF_ANY_SIZE}},
     )
     yield serve.run(deployment.bind(), name="router", route_prefix=None)
     serve.delete("router")
@@ -70,6 +75,12 @@ def wait_until(happened: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
+def busy(handle: Any) -> list[str]:
+    """Return the replicas that have requests: Ray tells of an end a little later than the caller knows it."""
+    router = handle._router._asyncio_router.request_router
+    return [one.unique_id for one in router.curr_replicas if router._in_flight.count(one.unique_id)]
+
+
 def test_conversations_stay_where_they_began(handle: Any) -> None:
     first = ask(handle, *(RoutingHint("r", prefix=prompt(n, 40), fingerprint="f") for n in range(6)))
     assert len(set(first)) == 2
@@ -85,26 +96,34 @@ def test_many_at_once_are_spread_though_none_has_been_sent_yet(handle: Any) -> N
     assert len(set(names)) == 2
 
 
-def test_a_replica_does_not_look_idle_when_ray_has_forgotten_its_count(handle: Any) -> None:
+@pytest.mark.parametrize("turn", range(4))
+def test_a_wave_of_requests_is_halved_though_what_replicas_say_of_themselves_is_older(
+    handle: Any, turn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_until(lambda: not busy(handle))
     router = handle._router._asyncio_router.request_router
+    monkeypatch.setattr(router.replica_queue_len_cache, "get", lambda _replica_id: 0)
+    hints = [RoutingHint("r", prefix=prompt(700 + 20 * turn + n, 40)) for n in range(12)]
+    # So long that the last is chosen for before the first ends.
+    names = [one.result(timeout_s=20)[0] for one in [handle.name.remote(hint, 1.0) for hint in hints]]
+    assert sorted(names.count(name) for name in set(names)) == [6, 6]
 
-    def busy() -> list[str]:
-        names = [one.unique_id for one in router.curr_replicas]
-        return [name for name in names if router._in_flight.count(name)]
 
-    wait_until(lambda: not busy())  # Ray tells of an end a little later than the caller knows it
+def test_a_replica_does_not_look_idle_when_ray_has_forgotten_its_count(handle: Any) -> None:
+    wait_until(lambda: not busy(handle))
+    router = handle._router._asyncio_router.request_router
     long = handle.name.remote(RoutingHint("r", prefix=prompt(400, 40)), 2.0)
-    wait_until(busy)
-    (taken,) = busy()
+    wait_until(lambda: busy(handle))
+    (taken,) = busy(handle)
     for replica_id in router.curr_replicas:
         router.replica_queue_len_cache.invalidate_key(replica_id)
     assert taken not in ask(handle, RoutingHint("r", prefix=prompt(500, 40)))
     assert long.result(timeout_s=20)[0] == taken
-    wait_until(lambda: not busy())
+    wait_until(lambda: not busy(handle))
     given_up = handle.name.remote(RoutingHint("r", prefix=prompt(600, 40)), 20.0)
-    wait_until(busy)
+    wait_until(lambda: busy(handle))
     given_up.cancel()
-    wait_until(lambda: not busy())
+    wait_until(lambda: not busy(handle))
 
 
 def test_one_that_failed_a_request_is_avoided_and_who_took_it_is_told(handle: Any) -> None:
@@ -115,6 +134,44 @@ def test_one_that_failed_a_request_is_avoided_and_who_took_it_is_told(handle: An
     (other,) = ask(handle, replace(hint, avoid=frozenset({name})))
     assert taken == [name, other]
     assert other != name
+
+
+def test_parts_that_come_by_grpc_may_be_of_any_size(handle: Any) -> None:
+    raw = bytes(5 * 2**20)  # gRPC by itself ends at 4 MiB
+    parts = list(direct(handle, "echo").remote(raw, 2, RoutingHint("r")))
+    assert parts == [raw, raw]
+
+
+def test_a_replica_can_be_asked_whether_it_is_there(handle: Any) -> None:
+    probes: list[Probe] = []
+    hint = RoutingHint("r", prefix=prompt(250, 40), on_probe=probes.append)
+    assert list(direct(handle, "echo").remote(b"x", 1, hint)) == [b"x"]
+    (probe,) = probes
+
+    async def asked() -> object:
+        return await probe()
+
+    assert isinstance(asyncio.run(asked()), int)
+
+
+def test_a_slot_whose_answer_has_come_counts_as_free_before_ray_tells_of_its_end(handle: Any) -> None:
+    wait_until(lambda: not busy(handle))
+    over: set[str] = set()
+    names: dict[str, list[str]] = {"0": [], "1": []}
+
+    def hint(name: str) -> RoutingHint:
+        return RoutingHint(
+            name,
+            prefix=prompt(900 + int(name), 40),
+            on_taken=names[name].append if name in names else None,
+            is_over=lambda: name in over,
+        )
+
+    both = [handle.name.remote(hint(name), 3.0) for name in names]
+    wait_until(lambda: all(names.values()))
+    over.add("1")
+    assert ask(handle, hint("2")) == names["1"]
+    assert {one.result(timeout_s=20)[0] for one in both} == {*names["0"], *names["1"]}
 
 
 def test_a_request_for_another_fingerprint_waits_without_working_and_can_be_given_up(handle: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -25,6 +26,36 @@ print(ray.is_initialized())
 def test_a_process_that_has_left_its_cluster_gets_no_other_one():
     result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert result.stdout == "RaySystemError\nFalse\n"
+
+
+THROUGH_A_PROXY = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+from llorch_serve.cluster.connection import _set_up
+_set_up()
+_set_up()
+print(os.environ["no_grpc_proxy"])
+import grpc
+server = grpc.server(ThreadPoolExecutor(1))
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    grpc.channel_ready_future(channel).result(20)
+server.stop(None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("spared", "left"),
+    [({}, ""), ({"NO_PROXY": "a.example"}, "a.example,"), ({"no_grpc_proxy": "b", "no_proxy": "c"}, "b,")],
+    ids=str,
+)
+def test_replicas_are_reached_without_a_proxy(spared: dict[str, str], left: str) -> None:
+    proxies = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    run = [sys.executable, "-c", THROUGH_A_PROXY]
+    result = subprocess.run(run, capture_output=True, text=True, env=inherited | proxies | spared)
+    assert (result.stdout, result.returncode) == (f"{left}0.0.0.0/0,::/0\n", 0), result.stderr
 
 
 TOLD = """

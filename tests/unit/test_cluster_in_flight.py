@@ -16,6 +16,49 @@ def test_a_choice_counts_until_it_is_sent() -> None:
     assert (flying.unsent()["a"], flying.unsent()["b"]) == (1, 1)
 
 
+def test_what_has_been_sent_counts_until_it_is_taken_or_has_ended() -> None:
+    flying = InFlight(lambda: 0.0)
+    for request in "123":
+        flying.chosen("a", request)
+        flying.sent("a")
+    assert (flying.unsent()["a"], flying.on_the_way()["a"]) == (0, 3)
+    flying.taken("a", "2")
+    assert (flying.on_the_way()["a"], flying.count("a")) == (2, 1)
+    flying.taken("a", "9")  # Ray sent it where another was chosen for
+    assert (flying.on_the_way()["a"], flying.count("a")) == (1, 2)
+    flying.ended("a", "3")  # the replica had no room for it
+    assert (flying.on_the_way()["a"], flying.count("a")) == (0, 2)
+
+
+def test_what_was_sent_and_chosen_for_anew_is_no_longer_on_its_way() -> None:
+    flying = InFlight(lambda: 0.0)
+    flying.chosen("a", "1")
+    flying.sent("a")
+    flying.chosen("b", "1")
+    assert (flying.on_the_way()["a"], flying.unsent()["b"]) == (0, 1)
+
+
+def test_what_was_sent_and_never_taken_is_forgotten() -> None:
+    now = 0.0
+    flying = InFlight(lambda: now)
+    flying.chosen("a", "1")
+    flying.sent("a")
+    now = LONGEST_S
+    assert flying.on_the_way()["a"] == 0
+
+
+def test_an_answer_that_is_over_is_told_from_those_that_go_on() -> None:
+    flying, over = InFlight(lambda: 0.0), set()
+    for request in "123":
+        flying.taken("a", request, lambda request=request: request in over)
+    flying.taken("a", "unknown")
+    assert (flying.count("a"), flying.over("a"), flying.over("b")) == (4, 0, 0)
+    over.add("2")
+    assert (flying.count("a"), flying.over("a")) == (4, 1)
+    flying.ended("a", "2")
+    assert (flying.count("a"), flying.over("a")) == (3, 0)
+
+
 def test_a_request_that_is_chosen_for_anew_counts_once() -> None:
     flying = InFlight(lambda: 0.0)
     flying.chosen("a", "1")

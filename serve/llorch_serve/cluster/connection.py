@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from llorch_serve.cluster.head import HeadAddress, check_head, find_token
-from llorch_serve.cluster.ray_internals import log_messages
+from llorch_serve.cluster.ray_internals import MESSAGES_OF_ANY_SIZE, log_messages
 from llorch_serve.errors import ProviderError, WorkerError
 
 VERSIONS: Final = ("2.60.",)
 """Releases of Ray that this was tested with. Older ones took unauthenticated pickle between replicas."""
 _PATIENCE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_SPARED: Final = "no_grpc_proxy"
+_ADDRESSES: Final = "0.0.0.0/0,::/0"  # all that are no names
 STORE_BYTES: Final = 80 * 2**20  # Ray's least; nothing of llorch's lies in the store of objects
 
 
@@ -105,10 +107,16 @@ def local_cluster(cores: int, gpus: int | None) -> Iterator[None]:
 
 
 def _set_up() -> None:
-    """Keep Ray, which is not imported yet, from joining or starting a cluster by itself: what is left of a
-    handle would do so once this process has left its own.
+    """Set what Ray, which is not imported yet, reads of the environment.
+
+    It does not join or start a cluster by itself: what is left of a handle would do so once this process has
+    left its own. Replicas are reached by their addresses, without a proxy, as all else of Ray is.
     """
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    os.environ.update(MESSAGES_OF_ANY_SIZE, RAY_ENABLE_AUTO_CONNECT="0")
+    # gRPC reads the one alone where there are both.
+    kept = os.environ.get(_SPARED, os.environ.get("no_proxy", os.environ.get("NO_PROXY", "")))
+    if not kept.endswith(_ADDRESSES):
+        os.environ[_SPARED] = f"{kept},{_ADDRESSES}".lstrip(",")
 
 
 @contextlib.contextmanager

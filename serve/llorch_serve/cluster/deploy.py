@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from llorch_serve.cluster.ray_internals import applications, begin_delete, nodes_of_bundles, versioned
+from llorch_serve.cluster.ray_internals import (
+    MESSAGES_OF_ANY_SIZE,
+    applications,
+    begin_delete,
+    nodes_of_bundles,
+    versioned,
+)
 from llorch_serve.cluster.settings import ReplicaSettings, StageShare, read_settings
 from llorch_serve.cluster.spec import ModelSpec, ReplicaRange
 from llorch_serve.errors import UsageError, WorkerError
@@ -194,7 +200,11 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
 
     raw = model.settings.encode()
     slots = model.settings.engine.session.slots
-    options: dict[str, Any] = {"num_cpus": model.settings.cores, "num_gpus": model.gpus}
+    options: dict[str, Any] = {
+        "num_cpus": model.settings.cores,
+        "num_gpus": model.gpus,
+        "runtime_env": {"env_vars": MESSAGES_OF_ANY_SIZE},
+    }
     if model.memory_bytes is not None:
         options["memory"] = model.memory_bytes
     if model.resources:

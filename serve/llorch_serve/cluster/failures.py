@@ -60,6 +60,11 @@ class Failure:
     elsewhere: bool = False
 
 
+def is_lost(error: BaseException) -> bool:
+    """Tell whether Ray says by this that a replica, or the way there, is gone."""
+    return any(kind.__name__ in _LOST for kind in type(error).__mro__)
+
+
 def judge(error: BaseException, *, begun: bool) -> Failure:
     """Return what a failure is. begun: the caller has been told a part of the answer."""
     if isinstance(error, (EngineStoppedError, ModelMismatchError, UnavailableError)):
@@ -73,7 +78,7 @@ def judge(error: BaseException, *, begun: bool) -> Failure:
     if kinds & _ABSENT:
         return Failure(UnavailableError("no replica runs; try again"))
     gone = (AnswerCutError, asyncio.CancelledError, ConnectionError, TimeoutError)
-    if kinds & _LOST or isinstance(error, gone):
+    if is_lost(error) or isinstance(error, gone):
         logger.warning("a replica was lost: %s", type(error).__name__)
         return _lost(begun)
     error_id = secrets.token_hex(4)

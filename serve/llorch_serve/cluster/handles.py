@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from llorch_serve.cluster import wire
 from llorch_serve.cluster.deploy import DEPLOYMENT, application_of
 from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, RoutingHint
-from llorch_serve.cluster.ray_internals import ask_all, own_handle
+from llorch_serve.cluster.ray_internals import ask_all, direct, own_handle
+from llorch_serve.cluster.silence import Silence
 
 LOOK_S: Final = 5.0
 """How long a replica may take to say how busy it is."""
@@ -30,22 +32,26 @@ class HandleReplicas:
     def __init__(self, handle: Any, fingerprint: str) -> None:
         self._handle = handle
         self._fingerprint = fingerprint
-        self._calls = handle.options(method_name="call", stream=True)
+        self._calls = direct(handle, "call")
+        self._silence = Silence()
 
     async def call(self, kind: CallKind, raw: bytes, *, hint: RoutingHint) -> AsyncGenerator[bytes, None]:
         """Have one replica answer a request; give its answer's parts. Closing it ends the request.
 
         Raises Ray's errors, which ``failures.py`` tells apart.
         """
-        response = self._calls.remote(kind, raw, hint)
-        ended = False
-        try:
-            async for part in response:
-                yield part
-            ended = True
-        finally:
-            if not ended:
-                response.cancel()
+        with self._silence.watched() as watched:
+            response = self._calls.remote(kind, raw, replace(hint, on_probe=watched.ask_by))
+            watched.end_by(response.cancel)
+            ended = False
+            try:
+                async for part in response:
+                    watched.heard()
+                    yield part
+                ended = True
+            finally:
+                if not ended:
+                    response.cancel()
 
     async def describe(self) -> Description:
         """Return what a replica says of itself, once one is there."""

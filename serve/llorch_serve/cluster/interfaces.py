@@ -6,7 +6,7 @@ tests over workers in their own process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -17,6 +17,9 @@ from llorch_serve.requests import ModelInfo
 
 CallKind: TypeAlias = Literal["generate", "score", "rank", "embed"]
 
+Probe: TypeAlias = Callable[[], Awaitable[object]]
+"""Returns once a replica has said that it is there; raises Ray's error where Ray knows that it is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoutingHint:
@@ -24,11 +27,13 @@ class RoutingHint:
 
     request_id, owner: the request's, so that any front can end it.
     prefix: the prompt, where a replica may hold its beginning. Replicas have no use for it, so it does not
-        leave the process; nor does ``on_taken``.
+        leave the process; nor do ``on_taken``, ``on_probe`` and ``is_over``.
     fingerprint: of the model that must answer; empty: any.
     session: whose conversation it is, for ties; None: nobody's. Every front chooses alike for a session.
     avoid: replicas that have just failed this request.
     on_taken: told the name of the replica that a request is sent to, on the thread that chooses it.
+    on_probe: told before that how to ask that replica whether it is there.
+    is_over: tells whether its answer has come to its end.
     """
 
     request_id: str
@@ -38,6 +43,8 @@ class RoutingHint:
     session: str | None = None
     avoid: frozenset[str] = frozenset()
     on_taken: Callable[[str], None] | None = None
+    on_probe: Callable[[Probe], None] | None = None
+    is_over: Callable[[], bool] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RoutingHint, (

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationDetails
 
 
 logger = logging.getLogger(__name__)
+
+MESSAGES_OF_ANY_SIZE: Final = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1)}
+"""Variables that Serve reads as it is imported, in fronts and in replicas: what :func:`direct` carries would
+end at 4 MiB. How much a front takes is its own business.
+"""
 
 
 def log_messages() -> None:
@@ -107,6 +112,14 @@ def own_handle(deployment: str, application: str) -> Any:
     from ray.serve.handle import DeploymentHandle
 
     return DeploymentHandle(deployment, application)
+
+
+def direct(handle: Any, method: str) -> Any:
+    """Return a method of a handle's whose parts come from the replica by gRPC. As objects of Ray they would
+    take a multiple of the processor time on both sides.
+    """
+    pickled = {"request_serialization": "pickle", "response_serialization": "pickle"}
+    return handle.options(method_name=method, stream=True, _by_reference=False, **pickled)
 
 
 async def ask_all(handle: Any, method: str, arguments: tuple[object, ...], timeout_s: float) -> list[Any]:

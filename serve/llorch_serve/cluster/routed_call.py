@@ -65,7 +65,7 @@ class RoutedCall:
     ) -> None:
         self.kind = kind
         self.raw = raw
-        self.hint = replace(hint, on_taken=self._on_taken)
+        self.hint = replace(hint, on_taken=self._on_taken, is_over=lambda: self.ended)
         self.begun = False
         self.ended = False
         self.task: asyncio.Task[None] | None = None

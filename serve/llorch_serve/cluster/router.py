@@ -8,6 +8,7 @@ value: what it needs is imported from other modules, and nothing but Ray imports
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,9 +18,10 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from llorch_serve.cluster.choice import Candidate, Rules, choose
 from llorch_serve.cluster.in_flight import InFlight
-from llorch_serve.cluster.interfaces import RoutingHint
+from llorch_serve.cluster.interfaces import Probe, RoutingHint
 from llorch_serve.cluster.prefix_index import PrefixIndex
 
+_ANSWER_S: Final = 0.5
 _ANYWHERE: Final = RoutingHint("")
 AVOID_S: Final = 15.0
 """How long a request waits for a replica that has not failed it: a new one starts in some six seconds."""
@@ -33,13 +35,14 @@ class PrefixRouter(RequestRouter):
 
     # Ray asks a replica that it has not heard of for some time how many requests it has, and goes to another
     # if it does not say within 0.1 s. A core that computes a prompt may take longer, and then holds it.
-    queue_len_response_deadline_s = 0.5
+    queue_len_response_deadline_s = _ANSWER_S
 
     def initialize_state(self, **rules: Any) -> None:
         """Begin. rules: the fields of :class:`llorch_serve.cluster.choice.Rules`."""
         self._rules = Rules(**rules)
         self._index = PrefixIndex()
         self._told: dict[ReplicaID, tuple[str, int, str]] = {}  # name, slots and fingerprint
+        self._probes: dict[ReplicaID, Probe] = {}
         self._in_flight = InFlight(time.monotonic)
 
     async def choose_replicas(
@@ -54,8 +57,8 @@ class PrefixRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True  # or Ray asks again without a pause
             if time.time() - pending_request.created_at > AVOID_S:
                 hint = replace(hint, avoid=frozenset())
-        unsent = self._in_flight.unsent()
-        candidates = [self._candidate(one, unsent) for one in candidate_replicas]
+        unsent, sent = self._in_flight.unsent(), self._in_flight.on_the_way()
+        candidates = [self._candidate(one, unsent, sent) for one in candidate_replicas]
         chosen = choose(candidates, hint, self._index, self._rules)
         if chosen and pending_request is not None:
             self._in_flight.chosen(chosen[0], pending_request.metadata.internal_request_id)
@@ -75,6 +78,9 @@ class PrefixRouter(RequestRouter):
             )
             for one in replicas
         }
+        self._probes = {
+            one.replica_id: functools.partial(one.get_queue_len, deadline_s=_ANSWER_S) for one in replicas
+        }
         slots = {name: count for name, count, _ in self._told.values()}
         self._index.keep(slots)
         self._in_flight.keep(slots)
@@ -88,9 +94,12 @@ class PrefixRouter(RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Take note of the replica that has really taken a request."""
         hint = _hint_of(pending_request)
-        self._in_flight.taken(replica_id.unique_id, pending_request.metadata.internal_request_id)
+        request_id = pending_request.metadata.internal_request_id
+        self._in_flight.taken(replica_id.unique_id, request_id, hint.is_over)
         if hint.prefix is not None:
             self._index.sent(replica_id.unique_id, hint.prefix)
+        if hint.on_probe is not None and replica_id in self._probes:
+            hint.on_probe(self._probes[replica_id])
         if hint.on_taken is not None:
             hint.on_taken(replica_id.unique_id)
 
@@ -98,10 +107,13 @@ class PrefixRouter(RequestRouter):
         """Take note that a replica has a request no longer."""
         self._in_flight.ended(replica_id.unique_id, internal_request_id)
 
-    def _candidate(self, replica: RunningReplica, unsent: Mapping[str, int]) -> Candidate:
+    def _candidate(
+        self, replica: RunningReplica, unsent: Mapping[str, int], sent: Mapping[str, int]
+    ) -> Candidate:
         name, slots, fingerprint = self._told[replica.replica_id]
         known = self.replica_queue_len_cache.get(replica.replica_id)  # None: not asked for some time
-        ongoing = max(known or 0, self._in_flight.count(name)) + unsent.get(name, 0)
+        mine = self._in_flight.count(name) + sent.get(name, 0)
+        ongoing = max(known or 0, mine) - self._in_flight.over(name) + unsent.get(name, 0)
         return Candidate(name, ongoing, slots, replica.max_ongoing_requests, fingerprint)
 
 
