@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 
 from llorch_serve.cluster.interfaces import Probe, RoutingHint
 from llorch_serve.cluster.prefix_index import Prefix, prefix_of
-from llorch_serve.cluster.ray_internals import MESSAGES_OF_ANY_SIZE, direct
+from llorch_serve.cluster.ray_internals import LARGE_REQUESTS, direct
 from support.cluster import RayCluster
 
 PATH = "llorch_serve.cluster.router.PrefixRouter"
@@ -51,7 +52,7 @@ def handle(cluster: RayCluster) -> Iterator[Any]:
         request_router_config=RequestRouterConfig(
             request_router_class=PATH, request_router_kwargs={"slack": 8}
         ),
-        ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": MESSAGES_OF_ANY_SIZE}},
+        ray_actor_options={"num_cpus": 0.1, "runtime_env": {"env_vars": LARGE_REQUESTS}},
     )
     yield serve.run(deployment.bind(), name="router", route_prefix=None)
     serve.delete("router")
@@ -142,16 +143,48 @@ def test_parts_that_come_by_grpc_may_be_of_any_size(handle: Any) -> None:
     assert parts == [raw, raw]
 
 
+def test_parts_come_as_objects_of_ray_where_addresses_have_colons(
+    handle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "2001:db8::1")
+    response = direct(handle, "echo").remote(b"x", 2, RoutingHint("r"))
+    assert (list(response), response.by_reference) == ([b"x", b"x"], True)
+
+
+def test_a_replica_takes_nothing_by_grpc_without_the_clusters_token(handle: Any) -> None:
+    from ray.serve.generated.serve_pb2 import ASGIRequest
+    from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
+
+    router = handle._router._asyncio_router.request_router
+    info = next(iter(router.curr_replicas.values()))._replica_info
+    with grpc.insecure_channel(f"{info.node_ip}:{info.port}") as channel:
+        stub = ASGIServiceStub(channel)
+        hostile = ASGIRequest(pickled_request_metadata=b"not even a pickle")
+        for call in (stub.HandleRequest, lambda one: list(stub.HandleRequestWithRejectionStreaming(one))):
+            with pytest.raises(grpc.RpcError) as refusal:
+                call(hostile)
+            assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
 def test_a_replica_can_be_asked_whether_it_is_there(handle: Any) -> None:
-    probes: list[Probe] = []
-    hint = RoutingHint("r", prefix=prompt(250, 40), on_probe=probes.append)
+    told: list[tuple[str, Probe]] = []
+    taken: list[str] = []
+    hint = RoutingHint(
+        "r",
+        prefix=prompt(250, 40),
+        on_sent=lambda name, probe: told.append((name, probe)),
+        on_taken=taken.append,
+    )
     assert list(direct(handle, "echo").remote(b"x", 1, hint)) == [b"x"]
-    (probe,) = probes
+    [(name, probe)] = told
+    assert taken == [name]
 
     async def asked() -> object:
         return await probe()
 
-    assert isinstance(asyncio.run(asked()), int)
+    assert asyncio.run(asked()) is None
 
 
 def test_a_slot_whose_answer_has_come_counts_as_free_before_ray_tells_of_its_end(handle: Any) -> None:
@@ -172,6 +205,21 @@ def test_a_slot_whose_answer_has_come_counts_as_free_before_ray_tells_of_its_end
     over.add("1")
     assert ask(handle, hint("2")) == names["1"]
     assert {one.result(timeout_s=20)[0] for one in both} == {*names["0"], *names["1"]}
+
+
+def test_one_that_cannot_be_reached_gets_nothing_for_a_while_and_then_again(handle: Any) -> None:
+    wait_until(lambda: not busy(handle))
+    router = handle._router._asyncio_router.request_router
+    hint = RoutingHint("r", prefix=prompt(1000, 100))
+    (name,) = ask(handle, hint)
+    router.on_replica_actor_unavailable(next(one for one in router.curr_replicas if one.unique_id == name))
+    (other,) = ask(handle, hint)
+    assert other != name
+    long = handle.name.remote(RoutingHint("r", prefix=prompt(1100, 40), avoid=frozenset({name})), 5.0)
+    wait_until(lambda: busy(handle))
+    wait_until(lambda: name not in router._unreachable)
+    assert ask(handle, RoutingHint("r", prefix=prompt(1200, 40))) == [name]
+    assert long.result(timeout_s=20)[0] == other
 
 
 def test_a_request_for_another_fingerprint_waits_without_working_and_can_be_given_up(handle: Any) -> None:

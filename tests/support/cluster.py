@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from llorch_serve.cluster.connection import same_signals
-from llorch_serve.cluster.ray_internals import MESSAGES_OF_ANY_SIZE
+from llorch_serve.cluster.ray_internals import LARGE_ANSWERS
 from support.harness.processes import with_scripts
 
 CORES = 4
@@ -35,7 +35,7 @@ def ray_cluster() -> Iterator[RayCluster]:
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_AUTO_CONNECT": "0",  # or what is left of a handle starts a cluster after this one
-        **MESSAGES_OF_ANY_SIZE,
+        **LARGE_ANSWERS,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         # How often Ray hears how many requests there are, by which it chooses how many replicas run.

@@ -53,6 +53,16 @@ class RayNodes:
         """Return the processes of stages on all nodes."""
         return _titled(self.process.pid, _STAGE)
 
+    def vanish(self, node: int) -> list[psutil.Process]:
+        """Stop all processes of a node where they are, so that no connection closes; return them, to be
+        killed.
+        """
+        raylet = psutil.Process(node)
+        stopped = [raylet, *raylet.children(recursive=True)]
+        for process in stopped:
+            process.suspend()
+        return stopped
+
     def lose(self, node: int) -> None:
         """Kill all processes of a node, which says nothing to anybody."""
         assert self.process.stdin is not None
@@ -63,9 +73,9 @@ class RayNodes:
 
 
 @contextlib.contextmanager
-def ray_nodes(cores: int = 1) -> Iterator[RayNodes]:
+def ray_nodes(cores: int = 1, **variables: str) -> Iterator[RayNodes]:
     """Start three nodes of so many logical cores, of which the first is the head and has a resource of that
-    name; end what is left of them afterwards.
+    name; end what is left of them afterwards. variables: of their environment.
     """
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
@@ -75,7 +85,7 @@ def ray_nodes(cores: int = 1) -> Iterator[RayNodes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=with_scripts(inherited) | token | quiet,
+        env=with_scripts(inherited) | token | quiet | variables,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from llorch_serve.cluster.failures import AnswerCutError, judge
@@ -329,11 +330,26 @@ def test_a_refusal_is_not_tried_elsewhere(workers):
         front.close()
 
 
+def status(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, nothing, "10.0.0.7:4711: Ray's words")
+
+
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize(
     "error",
-    [ActorDiedError("x"), AnswerCutError(), asyncio.CancelledError(), ConnectionResetError(), TimeoutError()],
-    ids=lambda error: type(error).__name__,
+    [
+        ActorDiedError("x"),
+        AnswerCutError(),
+        asyncio.CancelledError(),
+        ConnectionResetError(),
+        TimeoutError(),
+        status(grpc.StatusCode.UNAVAILABLE),
+        status(grpc.StatusCode.CANCELLED),
+        status(grpc.StatusCode.INTERNAL),
+        RuntimeError("Unexpected error (StatusCode.CANCELLED): CANCELLED."),
+    ],
+    ids=repr,
 )
 def test_a_lost_replica_is_told_in_our_words(error, begun):
     failure = judge(error, begun=begun)
@@ -351,12 +367,25 @@ def test_full_replicas_say_when_to_come_back_and_absent_ones_that_they_are():
     assert "Ray" not in f"{full.error}{absent.error}"
 
 
-def test_a_bug_is_logged_and_told_by_its_id(caplog):
-    failure = judge(ValueError("a secret"), begun=False)
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [
+        (ValueError("a secret"), "a secret"),
+        (status(grpc.StatusCode.UNAUTHENTICATED), "UNAUTHENTICATED"),  # of a token that is another by now
+        (status(grpc.StatusCode.RESOURCE_EXHAUSTED), "Ray's words"),
+        (status(grpc.StatusCode.UNKNOWN), "UNKNOWN"),
+        (RuntimeError("of another kind"), "of another kind"),
+    ],
+    ids=repr,
+)
+def test_a_bug_is_logged_and_told_by_its_id(caplog, error, logged):
+    failure = judge(error, begun=False)
     assert isinstance(failure.error, LoggedError)
     assert not failure.elsewhere
     assert failure.error.error_id in caplog.text
-    assert "a secret" in caplog.text
+    assert logged in caplog.text
+    assert "secret" not in str(failure.error)
+    assert "Ray" not in str(failure.error)
 
 
 def test_our_own_refusals_stay_what_they_are():

@@ -11,29 +11,50 @@ def test_a_choice_counts_until_it_is_sent() -> None:
     flying.chosen("a", "2")
     flying.chosen("b", "3")
     assert (flying.unsent()["a"], flying.unsent()["b"], flying.unsent()["c"]) == (2, 1, 0)
-    flying.sent("a")
-    flying.sent("c")  # chosen by nobody here: nothing to forget
+    flying.sent("a", "1")
+    flying.sent("c", "4")  # chosen by nobody here: nothing to forget
     assert (flying.unsent()["a"], flying.unsent()["b"]) == (1, 1)
+
+
+def test_a_request_that_takes_the_place_of_another_leaves_it_its_own() -> None:
+    flying = InFlight(lambda: 0.0)
+    flying.chosen("a", "1")
+    flying.chosen("b", "2")
+    flying.sent("a", "2")
+    assert (dict(flying.unsent()), dict(flying.on_the_way())) == ({"b": 1}, {"a": 1})
+    flying.sent("b", "1")
+    assert (dict(flying.unsent()), dict(flying.on_the_way())) == ({}, {"a": 1, "b": 1})
+    flying.taken("b", "1")
+    flying.taken("a", "2")
+    assert (flying.count("a"), flying.count("b"), dict(flying.on_the_way())) == (1, 1, {})
+
+
+def test_a_request_that_nothing_was_chosen_for_uses_the_choice_of_another() -> None:
+    flying = InFlight(lambda: 0.0)
+    flying.chosen("a", "1")
+    flying.sent("a", "2")
+    assert (dict(flying.unsent()), dict(flying.on_the_way())) == ({}, {"a": 1})
 
 
 def test_what_has_been_sent_counts_until_it_is_taken_or_has_ended() -> None:
     flying = InFlight(lambda: 0.0)
     for request in "123":
         flying.chosen("a", request)
-        flying.sent("a")
+        flying.sent("a", request)
     assert (flying.unsent()["a"], flying.on_the_way()["a"]) == (0, 3)
     flying.taken("a", "2")
     assert (flying.on_the_way()["a"], flying.count("a")) == (2, 1)
-    flying.taken("a", "9")  # Ray sent it where another was chosen for
-    assert (flying.on_the_way()["a"], flying.count("a")) == (1, 2)
+    flying.ended("a", "9")  # a question that every replica was asked
+    flying.ended("b", "1")
+    assert (flying.on_the_way()["a"], flying.count("a")) == (2, 1)
     flying.ended("a", "3")  # the replica had no room for it
-    assert (flying.on_the_way()["a"], flying.count("a")) == (0, 2)
+    assert (flying.on_the_way()["a"], flying.count("a")) == (1, 1)
 
 
 def test_what_was_sent_and_chosen_for_anew_is_no_longer_on_its_way() -> None:
     flying = InFlight(lambda: 0.0)
     flying.chosen("a", "1")
-    flying.sent("a")
+    flying.sent("a", "1")
     flying.chosen("b", "1")
     assert (flying.on_the_way()["a"], flying.unsent()["b"]) == (0, 1)
 
@@ -42,7 +63,7 @@ def test_what_was_sent_and_never_taken_is_forgotten() -> None:
     now = 0.0
     flying = InFlight(lambda: now)
     flying.chosen("a", "1")
-    flying.sent("a")
+    flying.sent("a", "1")
     now = LONGEST_S
     assert flying.on_the_way()["a"] == 0
 
@@ -103,12 +124,14 @@ def test_a_request_that_ends_before_it_is_known_to_be_taken_is_not_counted_for_g
     counts = InFlight(lambda: 0.0)
     counts.keep(["a", "b"])
     counts.chosen("a", "quick")
+    counts.sent("a", "quick")
     counts.ended("a", "quick")
     counts.taken("a", "quick")
     assert counts.count("a") == 0
     # One that a replica has rejected is counted where it is taken then, were it the same one.
     for replica in "ab":
         counts.chosen("a", replica)
+        counts.sent("a", replica)
         counts.ended("a", replica)
         counts.chosen(replica, replica)
         counts.taken(replica, replica)
@@ -118,5 +141,6 @@ def test_a_request_that_ends_before_it_is_known_to_be_taken_is_not_counted_for_g
 def test_what_has_ended_and_is_never_taken_is_forgotten():
     counts = InFlight(lambda: 0.0)
     for request in range(3 * MOST_ENDED):
+        counts.sent("a", str(request))
         counts.ended("a", str(request))
     assert len(counts._ended) == MOST_ENDED

@@ -46,7 +46,7 @@ class Caller:
         self.ended = asyncio.Event()
         call.end_by(self.ended.set)
         if replica is not None:
-            call.ask_by(replica.probe)
+            call.sent(None)("r", replica.probe)
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -105,6 +105,47 @@ def test_a_replica_is_asked_once_for_all_its_calls_and_not_while_it_speaks() -> 
                 await asyncio.sleep(0)
             assert speaking.asked == 0
             assert not heard.ended.is_set()
+
+    run(body)
+
+
+def test_one_of_two_calls_that_speaks_goes_on_when_its_replica_is_said_to_be_gone() -> None:
+    async def body() -> None:
+        silence, cut_off = Silence(SILENT_S), Replica(RayActorError())
+        with silence.watched() as silent, silence.watched() as speaking:
+            ending, going_on = Caller(silent, cut_off), Caller(speaking, cut_off)
+            while not ending.ended.is_set():
+                speaking.heard()
+                await asyncio.sleep(0)
+            assert not going_on.ended.is_set()
+
+    run(body)
+
+
+def test_an_end_that_fails_keeps_no_other_from_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        silence, gone = Silence(SILENT_S), Replica(RayActorError())
+
+        def fail() -> None:
+            raise RuntimeError("cannot be cancelled")
+
+        with silence.watched() as one, silence.watched() as two:
+            callers = [Caller(one, gone), Caller(two, gone)]
+            one.end_by(fail)
+            await callers[1].ended.wait()
+            while "cannot be cancelled" not in caplog.text:
+                await asyncio.sleep(0)
+
+    run(body)
+
+
+def test_whoever_else_wants_to_know_is_told_where_a_call_is_sent() -> None:
+    async def body() -> None:
+        told: list[str] = []
+        with Silence(SILENT_S).watched() as call:
+            replica = Replica()
+            call.sent(lambda name, _probe: told.append(name))("a", replica.probe)
+        assert told == ["a"]
 
     run(body)
 

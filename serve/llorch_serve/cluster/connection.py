@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from llorch_serve.cluster.head import HeadAddress, check_head, find_token
-from llorch_serve.cluster.ray_internals import MESSAGES_OF_ANY_SIZE, log_messages
+from llorch_serve.cluster.ray_internals import LARGE_ANSWERS, log_messages
 from llorch_serve.errors import ProviderError, WorkerError
 
 VERSIONS: Final = ("2.60.",)
@@ -112,7 +112,7 @@ def _set_up() -> None:
     It does not join or start a cluster by itself: what is left of a handle would do so once this process has
     left its own. Replicas are reached by their addresses, without a proxy, as all else of Ray is.
     """
-    os.environ.update(MESSAGES_OF_ANY_SIZE, RAY_ENABLE_AUTO_CONNECT="0")
+    os.environ.update(LARGE_ANSWERS, RAY_ENABLE_AUTO_CONNECT="0")
     # gRPC reads the one alone where there are both.
     kept = os.environ.get(_SPARED, os.environ.get("no_proxy", os.environ.get("NO_PROXY", "")))
     if not kept.endswith(_ADDRESSES):

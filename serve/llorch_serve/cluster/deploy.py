@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from llorch_serve.cluster.ray_internals import (
-    MESSAGES_OF_ANY_SIZE,
+    LARGE_REQUESTS,
     applications,
     begin_delete,
     nodes_of_bundles,
@@ -203,7 +203,7 @@ def _application(model: ModelSpec, actor: type) -> RunTarget:
     options: dict[str, Any] = {
         "num_cpus": model.settings.cores,
         "num_gpus": model.gpus,
-        "runtime_env": {"env_vars": MESSAGES_OF_ANY_SIZE},
+        "runtime_env": {"env_vars": LARGE_REQUESTS},
     }
     if model.memory_bytes is not None:
         options["memory"] = model.memory_bytes

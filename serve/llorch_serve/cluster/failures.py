@@ -35,13 +35,15 @@ _LOST: Final = frozenset(
         "OutOfMemoryError",  # of a node, where Ray ends what takes most
         "LocalRayletDiedError",
         "RayChannelError",
-        "RpcError",  # Ray's, and gRPC's
+        "RpcError",  # Ray's
         "ActorHandleNotFoundError",
         "ReplicaUnavailableError",
         "TaskCancelledError",  # Ray ends the calls of a replica that it stops
         "RequestCancelledError",
     }
 )
+_CUT: Final = frozenset({"UNAVAILABLE", "CANCELLED", "INTERNAL"})
+"""Statuses of gRPC's own when a connection or a server ends. What a call is refused with is none of them."""
 _FULL: Final = frozenset({"BackPressureError", "PendingCallsLimitExceeded"})
 _ABSENT: Final = frozenset({"DeploymentUnavailableError"})
 
@@ -62,6 +64,12 @@ class Failure:
 
 def is_lost(error: BaseException) -> bool:
     """Tell whether Ray says by this that a replica, or the way there, is gone."""
+    if any(kind.__name__ == "AioRpcError" for kind in type(error).__mro__):
+        code = getattr(error, "code", None)
+        return callable(code) and getattr(code(), "name", "") in _CUT
+    # Serve's words for a call that ended before the replica said whether it takes it.
+    if type(error) is RuntimeError and str(error).startswith("Unexpected error ("):
+        return True
     return any(kind.__name__ in _LOST for kind in type(error).__mro__)
 
 

@@ -41,7 +41,7 @@ class HandleReplicas:
         Raises Ray's errors, which ``failures.py`` tells apart.
         """
         with self._silence.watched() as watched:
-            response = self._calls.remote(kind, raw, replace(hint, on_probe=watched.ask_by))
+            response = self._calls.remote(kind, raw, replace(hint, on_sent=watched.sent(hint.on_sent)))
             watched.end_by(response.cancel)
             ended = False
             try:

@@ -41,34 +41,37 @@ class InFlight:
         self._on_the_way.forget(request_id)
         self._unsent.enter(request_id, replica)
 
-    def sent(self, replica: str) -> None:
-        """Take note that the choice of a replica that came first is carried out."""
-        if (request_id := self._unsent.first_of(replica)) is not None:
-            self._unsent.forget(request_id)
-            self._on_the_way.enter(request_id, replica)
+    def sent(self, replica: str, request_id: str) -> None:
+        """Take note that a request is sent. Ray may send one where another was chosen for: that one gets what
+        was chosen for this one then, if anything was.
+        """
+        own, first = self._unsent.replica_of(request_id), self._unsent.first_of(replica)
+        if own != replica and first is not None:
+            if own is None:
+                self._unsent.forget(first)
+            else:
+                self._unsent.move(first, own)
+        self._unsent.forget(request_id)
+        self._on_the_way.enter(request_id, replica)
 
     def taken(self, replica: str, request_id: str, is_over: IsOver | None = None) -> None:
         """Take note that a replica has a request, unless it has ended already: Ray tells of both in either
         order. is_over: tells whether its answer has come to its end.
         """
         if self._ended.pop(request_id, None) != replica:
-            self._arrived(replica, request_id)
+            self._on_the_way.forget(request_id)
             self._taken.setdefault(replica, {})[request_id] = is_over or _never
 
     def ended(self, replica: str, request_id: str) -> None:
-        """Take note that a replica has it no longer; idempotent."""
+        """Take note that a replica has it no longer; idempotent. What was not sent by choice is ignored."""
         if self._taken.get(replica, {}).pop(request_id, None) is not None:
             return
-        self._arrived(replica, request_id)
+        if self._on_the_way.replica_of(request_id) != replica:
+            return
+        self._on_the_way.forget(request_id)
         self._ended[request_id] = replica
         if len(self._ended) > MOST_ENDED:
             del self._ended[next(iter(self._ended))]
-
-    def _arrived(self, replica: str, request_id: str) -> None:
-        """Forget one request on the way to a replica: Ray may send one where another was chosen for."""
-        if self._on_the_way.replica_of(request_id) != replica:
-            request_id = self._on_the_way.first_of(replica) or request_id
-        self._on_the_way.forget(request_id)
 
     def unsent(self) -> Counter[str]:
         """Return how many are still to be sent to each replica."""
@@ -102,6 +105,10 @@ class _Steps:
     def forget(self, request_id: str) -> None:
         """Take note that a request is there no longer; idempotent."""
         self._entered.pop(request_id, None)
+
+    def move(self, request_id: str, replica: str) -> None:
+        """Give a request another replica, at its place."""
+        self._entered[request_id] = (replica, self._entered[request_id][1])
 
     def replica_of(self, request_id: str) -> str | None:
         """Return the replica of a request."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from llorch_serve.cluster.prefix_index import Prefix
 from llorch_serve.config import CacheSharing
 from llorch_serve.engine.load import Load
 from llorch_serve.requests import ModelInfo
+
+MAX_PENDING_BYTES: Final = 256 * 2**20
+"""Of requests that wait to be read in a replica, and of one of them."""
 
 CallKind: TypeAlias = Literal["generate", "score", "rank", "embed"]
 
@@ -27,12 +30,13 @@ class RoutingHint:
 
     request_id, owner: the request's, so that any front can end it.
     prefix: the prompt, where a replica may hold its beginning. Replicas have no use for it, so it does not
-        leave the process; nor do ``on_taken``, ``on_probe`` and ``is_over``.
+        leave the process; nor do ``on_sent``, ``on_taken`` and ``is_over``.
     fingerprint: of the model that must answer; empty: any.
     session: whose conversation it is, for ties; None: nobody's. Every front chooses alike for a session.
     avoid: replicas that have just failed this request.
-    on_taken: told the name of the replica that a request is sent to, on the thread that chooses it.
-    on_probe: told before that how to ask that replica whether it is there.
+    on_sent: told the name of the replica that a request is sent to, on the thread that chooses it, and how to
+        ask that replica whether it is there. One that is full refuses, and the request is sent elsewhere.
+    on_taken: told the name of the replica that has taken it.
     is_over: tells whether its answer has come to its end.
     """
 
@@ -42,8 +46,8 @@ class RoutingHint:
     fingerprint: str = ""
     session: str | None = None
     avoid: frozenset[str] = frozenset()
+    on_sent: Callable[[str, Probe], None] | None = None
     on_taken: Callable[[str], None] | None = None
-    on_probe: Callable[[Probe], None] | None = None
     is_over: Callable[[], bool] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

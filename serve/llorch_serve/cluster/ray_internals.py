@@ -12,16 +12,19 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from llorch_serve.cluster.interfaces import MAX_PENDING_BYTES
+
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationDetails
 
 
 logger = logging.getLogger(__name__)
 
-MESSAGES_OF_ANY_SIZE: Final = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1)}
-"""Variables that Serve reads as it is imported, in fronts and in replicas: what :func:`direct` carries would
-end at 4 MiB. How much a front takes is its own business.
-"""
+_MOST_RECEIVED: Final = "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"
+LARGE_ANSWERS: Final = {_MOST_RECEIVED: str(2**31 - 1)}
+"""Variables of a front that Serve reads as it is imported: parts of answers would end at 4 MiB."""
+LARGE_REQUESTS: Final = {_MOST_RECEIVED: str(MAX_PENDING_BYTES + 2**20)}
+"""The same of a replica. Whoever reaches its port may have it hold as much before a token is asked for."""
 
 
 def log_messages() -> None:
@@ -118,8 +121,12 @@ def direct(handle: Any, method: str) -> Any:
     """Return a method of a handle's whose parts come from the replica by gRPC. As objects of Ray they would
     take a multiple of the processor time on both sides.
     """
+    import ray
+
+    # Serve puts a port behind an IPv6 address without the brackets that gRPC needs.
+    as_objects = ":" in ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     pickled = {"request_serialization": "pickle", "response_serialization": "pickle"}
-    return handle.options(method_name=method, stream=True, _by_reference=False, **pickled)
+    return handle.options(method_name=method, stream=True, _by_reference=as_objects, **pickled)
 
 
 async def ask_all(handle: Any, method: str, arguments: tuple[object, ...], timeout_s: float) -> list[Any]:

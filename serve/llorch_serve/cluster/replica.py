@@ -21,12 +21,17 @@ from llorch_serve.calls.interfaces import ClosableGenerator
 from llorch_serve.calls.live_call import LiveCall
 from llorch_serve.calls.long_answers import places_of, written
 from llorch_serve.cluster import wire, wire_requests
-from llorch_serve.cluster.interfaces import CallKind, Description, ReplicaLoad, RoutingHint
+from llorch_serve.cluster.interfaces import (
+    MAX_PENDING_BYTES,
+    CallKind,
+    Description,
+    ReplicaLoad,
+    RoutingHint,
+)
 from llorch_serve.cluster.memory import ProcessMemory
 from llorch_serve.errors import EngineStoppedError, ModelMismatchError, UnavailableError
 from llorch_serve.requests import Abort, UpdateSink
 
-MAX_PENDING_BYTES: Final = 256 * 2**20  # of requests that wait to be read
 _LOADING: Final = "the replica is loading its model; try another"
 
 _ENDING_S: Final = 1.0  # for the loop to tell those who wait

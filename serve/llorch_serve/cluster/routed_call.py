@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from llorch_serve.cluster.interfaces import CallKind, RoutingHint
+from llorch_serve.cluster.interfaces import CallKind, Probe, RoutingHint
 from llorch_serve.engine.sequence import FinishReason
 from llorch_serve.errors import LlorchError, LoggedError
 from llorch_serve.requests import (
@@ -65,7 +65,7 @@ class RoutedCall:
     ) -> None:
         self.kind = kind
         self.raw = raw
-        self.hint = replace(hint, on_taken=self._on_taken, is_over=lambda: self.ended)
+        self.hint = replace(hint, on_sent=self._on_sent, on_taken=self._on_taken, is_over=lambda: self.ended)
         self.begun = False
         self.ended = False
         self.task: asyncio.Task[None] | None = None
@@ -76,9 +76,14 @@ class RoutedCall:
         self._moved: Abort | None = None  # ends it where it has gone
         self._go_on = go_on
         self._told: list[list[int] | None] = [[] for _ in range(answers)]  # tokens; None: it has ended
+        self._sent_to: str | None = None
         self._taken: str | None = None
         self._had_by: list[str] = []  # names of replicas, in the order in which they have had it
         self._unwanted = False
+
+    def _on_sent(self, replica: str, _probe: Probe) -> None:
+        """Take note of the replica that is to have the request. Any thread."""
+        self._sent_to = replica
 
     def _on_taken(self, replica: str) -> None:
         """Take note of the replica that has the request. Any thread."""
@@ -91,9 +96,9 @@ class RoutedCall:
             if self._go_on is None:
                 return False
             self.raw = self._go_on(tuple(None if ids is None else tuple(ids) for ids in self._told))
-        if self._taken is not None:
-            self.hint = replace(self.hint, avoid=self.hint.avoid | {self._taken})
-            self._taken = None
+        if self._sent_to is not None:
+            self.hint = replace(self.hint, avoid=self.hint.avoid | {self._sent_to})
+        self._sent_to = self._taken = None
         return True
 
     @property

@@ -8,18 +8,28 @@ value: what it needs is imported from other modules, and nothing but Ray imports
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.exceptions import ActorDiedError
+from ray.serve.request_router import (
+    PendingRequest,
+    ReplicaID,
+    RequestRouter,
+    RunningReplica,
+)
 
 from llorch_serve.cluster.choice import Candidate, Rules, choose
 from llorch_serve.cluster.in_flight import InFlight
-from llorch_serve.cluster.interfaces import Probe, RoutingHint
+from llorch_serve.cluster.interfaces import RoutingHint
 from llorch_serve.cluster.prefix_index import PrefixIndex
+from llorch_serve.cluster.unreachable import Unreachable
+
+if TYPE_CHECKING:
+    from ray.serve._private.common import RunningReplicaInfo
 
 _ANSWER_S: Final = 0.5
 _ANYWHERE: Final = RoutingHint("")
@@ -42,7 +52,7 @@ class PrefixRouter(RequestRouter):
         self._rules = Rules(**rules)
         self._index = PrefixIndex()
         self._told: dict[ReplicaID, tuple[str, int, str]] = {}  # name, slots and fingerprint
-        self._probes: dict[ReplicaID, Probe] = {}
+        self._unreachable = Unreachable(time.monotonic)
         self._in_flight = InFlight(time.monotonic)
 
     async def choose_replicas(
@@ -58,7 +68,11 @@ class PrefixRouter(RequestRouter):
             if time.time() - pending_request.created_at > AVOID_S:
                 hint = replace(hint, avoid=frozenset())
         unsent, sent = self._in_flight.unsent(), self._in_flight.on_the_way()
-        candidates = [self._candidate(one, unsent, sent) for one in candidate_replicas]
+        candidates = [
+            self._candidate(one, unsent, sent)
+            for one in candidate_replicas
+            if one.replica_id.unique_id not in self._unreachable
+        ]
         chosen = choose(candidates, hint, self._index, self._rules)
         if chosen and pending_request is not None:
             self._in_flight.chosen(chosen[0], pending_request.metadata.internal_request_id)
@@ -78,28 +92,37 @@ class PrefixRouter(RequestRouter):
             )
             for one in replicas
         }
-        self._probes = {
-            one.replica_id: functools.partial(one.get_queue_len, deadline_s=_ANSWER_S) for one in replicas
-        }
         slots = {name: count for name, count, _ in self._told.values()}
         self._index.keep(slots)
         self._in_flight.keep(slots)
+        self._unreachable.keep(slots)
         super().update_replicas(replicas)
 
-    def on_send_request(self, replica_id: ReplicaID) -> None:
-        """Count a request as sent: from here on Ray's own count has it."""
-        super().on_send_request(replica_id)
-        self._in_flight.sent(replica_id.unique_id)
+    def create_replica_wrapper(self, replica_info: RunningReplicaInfo) -> RunningReplica:
+        """Return a replica that says what is sent to it."""
+        return _Replica(replica_info, self)
+
+    def sending(self, replica: _Replica, request: PendingRequest) -> None:
+        """Take note of a request that is about to be sent to a replica."""
+        name, hint = replica.replica_id.unique_id, _hint_of(request)
+        if hint is not _ANYWHERE:  # what all replicas are asked was chosen for none
+            self._in_flight.sent(name, request.metadata.internal_request_id)
+        if hint.on_sent is not None:
+            hint.on_sent(name, replica.is_there)
+
+    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
+        """Leave a replica that could not be reached out for a while."""
+        super().on_replica_actor_unavailable(replica_id)
+        self._unreachable.failed(replica_id.unique_id)
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Take note of the replica that has really taken a request."""
         hint = _hint_of(pending_request)
+        self._unreachable.reached(replica_id.unique_id)
         request_id = pending_request.metadata.internal_request_id
         self._in_flight.taken(replica_id.unique_id, request_id, hint.is_over)
         if hint.prefix is not None:
             self._index.sent(replica_id.unique_id, hint.prefix)
-        if hint.on_probe is not None and replica_id in self._probes:
-            hint.on_probe(self._probes[replica_id])
         if hint.on_taken is not None:
             hint.on_taken(replica_id.unique_id)
 
@@ -115,6 +138,29 @@ class PrefixRouter(RequestRouter):
         mine = self._in_flight.count(name) + sent.get(name, 0)
         ongoing = max(known or 0, mine) - self._in_flight.over(name) + unsent.get(name, 0)
         return Candidate(name, ongoing, slots, replica.max_ongoing_requests, fingerprint)
+
+
+class _Replica(RunningReplica):
+    """A replica that tells its router what is sent to it. Calls of its own keep it, and its connection."""
+
+    def __init__(self, replica_info: RunningReplicaInfo, router: PrefixRouter) -> None:
+        super().__init__(replica_info)
+        self._router = router
+        self._loop = asyncio.get_running_loop()
+
+    def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> Any:
+        self._router.sending(self, pr)
+        return super().try_send_request(pr, with_rejection)
+
+    async def is_there(self) -> None:
+        """Return once the replica has answered; raise Ray's error where it has ended, of which the router is
+        told. Any loop.
+        """
+        try:
+            await self.get_queue_len(deadline_s=_ANSWER_S)
+        except ActorDiedError:
+            self._loop.call_soon_threadsafe(self._router.on_replica_actor_died, self.replica_id)
+            raise
 
 
 def _hint_of(request: PendingRequest | None) -> RoutingHint:

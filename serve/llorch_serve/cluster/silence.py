@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class WatchedCall:
-    """A call of a replica. All but :meth:`ask_by` are for the loop."""
+    """A call of a replica. Used on the loop, but for what :meth:`sent` returns."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -30,9 +30,15 @@ class WatchedCall:
         self.probe: Probe | None = None
         self.end: Callable[[], None] = lambda: None
 
-    def ask_by(self, probe: Probe) -> None:
-        """Take what asks the replica that has the call. Any thread."""
-        self.probe = probe
+    def sent(self, tell: Callable[[str, Probe], None] | None) -> Callable[[str, Probe], None]:
+        """Return what to tell of the replica that gets the call, on any thread; ``tell`` is told too."""
+
+        def on_sent(replica: str, probe: Probe) -> None:
+            self.probe = probe
+            if tell is not None:
+                tell(replica, probe)
+
+        return on_sent
 
     def end_by(self, end: Callable[[], None]) -> None:
         """Take what ends the call, so that whoever waits for its parts gets an error."""
@@ -65,12 +71,10 @@ class Silence:
 
     async def _watch(self) -> None:
         """Ask about silent calls' replicas for as long as there are calls."""
-        now = asyncio.get_running_loop().time
         try:
             while self._calls:
                 await asyncio.sleep(self._silent_s)
-                quiet = [call for call in self._calls if now() - call.heard_s >= self._silent_s]
-                probes = {call.probe for call in quiet if call.probe is not None}
+                probes = {call.probe for call in self._silent() if call.probe is not None}
                 await asyncio.gather(*(self._ask(probe) for probe in probes))
         finally:
             self._task = None
@@ -84,5 +88,17 @@ class Silence:
             if not is_lost(error):
                 return
             logger.warning("a replica vanished without a word: %s", type(error).__name__)
-            for call in [call for call in self._calls if call.probe is probe]:
-                call.end()
+            for call in self._silent():
+                if call.probe == probe:
+                    self._end(call)
+
+    def _silent(self) -> list[WatchedCall]:
+        """Return the calls of which nothing has been heard for too long."""
+        now = asyncio.get_running_loop().time()
+        return [call for call in self._calls if now - call.heard_s >= self._silent_s]
+
+    def _end(self, call: WatchedCall) -> None:
+        try:
+            call.end()
+        except Exception:  # the others are to end all the same
+            logger.exception("a call of a replica that has vanished could not be ended")

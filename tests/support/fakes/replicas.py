@@ -97,7 +97,9 @@ class FakeReplicas:
         replica = next((each for each in self.replicas if each.name not in hint.avoid), None)
         if replica is None:
             raise DeploymentUnavailableError
+        assert hint.on_sent is not None
         assert hint.on_taken is not None
+        hint.on_sent(replica.name, replica.describe)
         hint.on_taken(replica.name)
         left = self.parts_left.get(replica.name)
         async with aclosing(_brought_over(replica.call(kind, raw, hint))) as parts:
