@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -35,6 +37,17 @@ from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny
 
 PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give Ray's errors without Ray: it reads its environment once, which a cluster of the tests sets."""
+    package, exceptions = ModuleType("ray"), ModuleType("ray.exceptions")
+    exceptions.__dict__["RayError"] = type("RayError", (Exception,), {})
+    monkeypatch.setitem(sys.modules, "ray", package)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+
+
 ENGINE = EngineConfig(session=SessionConfig(threads=1, slots=4, max_context=100))
 
 
