@@ -30,8 +30,8 @@ from llorch_serve.loading.models import load_model, open_model
 
 REPEAT = 5
 STEPS = 12
-_DAY_S = 86_400.0
 LEAST = 0.005  # share of an operator that has a line of its own
+_DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,9 @@ def main(artifact: Path, prompt_tokens: int = 512, streams: int = 1, context: in
         for graph in graphs:
             began = since(graph.get_profiling_start_time_ns() / 1e9)
             found += [(began + at, name, took) for at, name, took in nodes(Path(graph.end_profiling()))]
-    print(shown(f"{prompt_tokens} tokens of a prompt", costs(prompts, found), prompt_tokens))  # noqa: T201
+    print(shown(f"{prompt_tokens} tokens of a prompt", costs(prompts, found), prompt_tokens))  # noqa: T201 - a script's output
     title = f"a step of {streams} at {context} tokens"
-    print("\n" + shown(title, costs(steps, found), streams))  # noqa: T201
+    print("\n" + shown(title, costs(steps, found), streams))  # noqa: T201 - as above
 
 
 def since(began: float) -> float:

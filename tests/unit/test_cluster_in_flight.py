@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from llorch_serve.cluster.in_flight import LONGEST_S, MOST_ENDED, InFlight
 
 
@@ -59,15 +61,6 @@ def test_what_was_sent_and_chosen_for_anew_is_no_longer_on_its_way() -> None:
     assert (flying.on_the_way()["a"], flying.unsent()["b"]) == (0, 1)
 
 
-def test_what_was_sent_and_never_taken_is_forgotten() -> None:
-    now = 0.0
-    flying = InFlight(lambda: now)
-    flying.chosen("a", "1")
-    flying.sent("a", "1")
-    now = LONGEST_S
-    assert flying.on_the_way()["a"] == 0
-
-
 def test_an_answer_that_is_over_is_told_from_those_that_go_on() -> None:
     flying, over = InFlight(lambda: 0.0), set()
     for request in "123":
@@ -87,15 +80,23 @@ def test_a_request_that_is_chosen_for_anew_counts_once() -> None:
     assert (flying.unsent()["a"], flying.unsent()["b"]) == (0, 1)
 
 
-def test_a_request_that_was_given_up_is_forgotten() -> None:
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_request_that_was_given_up_is_forgotten(sent: bool) -> None:
     now = 0.0
     flying = InFlight(lambda: now)
-    flying.chosen("a", "1")
+
+    def begin(request: str) -> None:
+        flying.chosen("a", request)
+        if sent:
+            flying.sent("a", request)
+
+    counts = flying.on_the_way if sent else flying.unsent
+    begin("1")
     now = LONGEST_S / 2
-    flying.chosen("a", "2")
-    assert flying.unsent()["a"] == 2
+    begin("2")
+    assert counts()["a"] == 2
     now = LONGEST_S
-    assert flying.unsent()["a"] == 1
+    assert counts()["a"] == 1
 
 
 def test_what_a_replica_has_taken_counts_until_it_ends_however_long_that_takes() -> None:

@@ -220,7 +220,7 @@ def test_ids_outside_the_vocabulary_and_another_text_are_refused(tmp_path: Path,
         )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files in folders")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no os.mkfifo, and pipes in no folder")
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ref")
     refused(tmp_path / "ref", "no regular file|Invalid argument")
