@@ -102,19 +102,46 @@ def test_what_is_broken_is_told_at_once_that_of_the_graph_that_decodes_first(
     assert "decode" not in loader.seen
 
 
-def test_a_graph_that_is_looked_at_leaves_the_other_ones_kernel_alone(
-    monkeypatch: pytest.MonkeyPatch,
+PLAIN = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_the_choice_of_a_kernel_ends_with_the_last_session_of_it(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
-    name = "ORT_GQA_DISABLE_FLASH_ATTENTION"
-    monkeypatch.delenv(name, raising=False)
-    looked_at = attention_kernel(plain=False)
-    with looked_at:
-        prompts = attention_kernel(plain=True)
-        prompts.__enter__()
-        assert os.environ[name] == "1"
-    assert os.environ[name] == "1"
-    prompts.__exit__(None, None, None)
-    assert name not in os.environ
+    monkeypatch.delenv(PLAIN, raising=False)
+    if before is not None:
+        monkeypatch.setenv(PLAIN, before)
+    first, second = attention_kernel(plain=True), attention_kernel(plain=True)
+    with attention_kernel(plain=None):  # one that is only looked at waits for none, and chooses nothing
+        first.__enter__()
+        second.__enter__()
+        assert os.environ[PLAIN] == "1"
+    first.__exit__(None, None, None)
+    assert os.environ[PLAIN] == "1"
+    second.__exit__(None, None, None)
+    assert os.environ.get(PLAIN) == before
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_sessions_of_two_kernels_are_not_made_at_once(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
+    monkeypatch.delenv(PLAIN, raising=False)
+    begun, seen = threading.Event(), []
+
+    def make_other() -> None:
+        begun.set()
+        with attention_kernel(plain=not plain):
+            seen.append(os.environ.get(PLAIN))
+
+    other = threading.Thread(target=make_other)
+    with attention_kernel(plain=plain):
+        other.start()
+        assert begun.wait(20)
+        other.join(0.05)  # it may not go on, however long it is given
+        assert seen == []
+        assert os.environ.get(PLAIN) == ("1" if plain else None)
+    other.join(20)
+    assert seen == [None if plain else "1"]
 
 
 class Bound:

@@ -157,10 +157,8 @@ def load_graphs(
     late = prompts_first and graphs.prompts is not None and binder.provider.runtime_name == CPU
 
     def load_decode(*, packed: bool) -> tuple[Placement, Any]:
-        # A graph that never runs takes no kernel, which would be chosen for the other one too.
         path = binder.folder / graphs.decode.name
-        kernel = plain and packed
-        return binder.load(path, graphs.decode.recipe, graphs.kv.dtype, plain_attention=kernel, packed=packed)
+        return binder.load(path, graphs.decode.recipe, graphs.kv.dtype, plain_attention=plain, packed=packed)
 
     def load_prompts() -> Any:
         assert graphs.prompts is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -36,26 +37,52 @@ def runtime_options(runtime: Any, threads: int) -> Any:
 _PLAIN_ATTENTION: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 
+class _KernelChoice:
+    """Which kernel sessions are being made with, and how many are, in all threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._making = {True: 0, False: 0}  # by whether it is the plain one
+        self._before: str | None = None
+
+    @contextlib.contextmanager
+    def made(self, *, plain: bool) -> Iterator[None]:
+        """Wait until no session of the other kernel is being made, and choose this one inside."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._making[not plain])
+            self._making[plain] += 1
+            if plain and self._making[True] == 1:
+                self._before = os.environ.get(_PLAIN_ATTENTION)
+                os.environ[_PLAIN_ATTENTION] = "1"
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._making[plain] -= 1
+                if plain and not self._making[True]:
+                    if self._before is None:
+                        os.environ.pop(_PLAIN_ATTENTION, None)
+                    else:
+                        os.environ[_PLAIN_ATTENTION] = self._before
+                self._changed.notify_all()
+
+
+_CHOICE: Final = _KernelChoice()
+
+
 @contextlib.contextmanager
-def attention_kernel(*, plain: bool) -> Iterator[None]:
-    """Choose the CPU's attention kernel for sessions that are made inside: plain, or in tiles.
+def attention_kernel(*, plain: bool | None) -> Iterator[None]:
+    """Choose the CPU's attention kernel for sessions that are made inside: plain, or in tiles, as the runtime
+    does by itself; None: either, for one that never runs.
 
     Over int8 and for whole chunks of prompts the plain one is the faster. The runtime reads the choice from
-    the environment when a session is made. In tiles is what it does by itself: nothing is changed then, nor
-    put back, since another thread may have chosen meanwhile.
+    the environment, which all threads share, when a session is made: one of the other kernel waits.
     """
-    if not plain:
+    if plain is None:
         yield
         return
-    before = os.environ.get(_PLAIN_ATTENTION)
-    os.environ[_PLAIN_ATTENTION] = "1"
-    try:
+    with _CHOICE.made(plain=plain):
         yield
-    finally:
-        if before is None:
-            os.environ.pop(_PLAIN_ATTENTION, None)
-        else:
-            os.environ[_PLAIN_ATTENTION] = before
 
 
 def graph_options(recipe: Recipe, runtime: Any, threads: int) -> Any:
@@ -93,7 +120,7 @@ def load_graph(
     if not packed:
         options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        with attention_kernel(plain=plain):
+        with attention_kernel(plain=plain if packed else None):
             return runtime.InferenceSession(str(path), sess_options=options, **provider.add_to(options))
     except Exception as error:
         from llorch_serve.providers.graph_versions import newer_than_runtime  # loads protobuf: on demand
