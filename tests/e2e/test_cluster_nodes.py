@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -155,7 +156,8 @@ def test_a_machine_that_vanishes_costs_its_streams_though_no_connection_closes(
                 assert {process.status() for process in stopped} == {psutil.STATUS_STOPPED}
             finally:
                 for process in stopped:
-                    process.kill()
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
     broken = [end for end in ends if end.error is not None]
     assert 0 < len(broken) < len(ends)
     assert {type(end.error) for end in broken} == {ReplicaLostError}

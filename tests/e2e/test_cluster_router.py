@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from llorch_serve.cluster import unreachable
 from llorch_serve.cluster.interfaces import Probe, RoutingHint
 from llorch_serve.cluster.prefix_index import Prefix, prefix_of
 from llorch_serve.cluster.ray_internals import LARGE_REQUESTS, direct
@@ -157,6 +158,7 @@ def test_a_replica_takes_nothing_by_grpc_without_the_clusters_token(handle: Any)
     from ray.serve.generated.serve_pb2 import ASGIRequest
     from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
+    ask(handle, RoutingHint("r"))
     router = handle._router._asyncio_router.request_router
     info = next(iter(router.curr_replicas.values()))._replica_info
     with grpc.insecure_channel(f"{info.node_ip}:{info.port}") as channel:
@@ -207,7 +209,10 @@ def test_a_slot_whose_answer_has_come_counts_as_free_before_ray_tells_of_its_end
     assert {one.result(timeout_s=20)[0] for one in both} == {*names["0"], *names["1"]}
 
 
-def test_one_that_cannot_be_reached_gets_nothing_for_a_while_and_then_again(handle: Any) -> None:
+def test_one_that_cannot_be_reached_gets_nothing_for_a_while_and_then_again(
+    handle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unreachable, "FIRST_PAUSE_S", 4.0)  # a busy machine may take a second to choose
     wait_until(lambda: not busy(handle))
     router = handle._router._asyncio_router.request_router
     hint = RoutingHint("r", prefix=prompt(1000, 100))
@@ -215,7 +220,7 @@ def test_one_that_cannot_be_reached_gets_nothing_for_a_while_and_then_again(hand
     router.on_replica_actor_unavailable(next(one for one in router.curr_replicas if one.unique_id == name))
     (other,) = ask(handle, hint)
     assert other != name
-    long = handle.name.remote(RoutingHint("r", prefix=prompt(1100, 40), avoid=frozenset({name})), 5.0)
+    long = handle.name.remote(RoutingHint("r", prefix=prompt(1100, 40), avoid=frozenset({name})), 12.0)
     wait_until(lambda: busy(handle))
     wait_until(lambda: name not in router._unreachable)
     assert ask(handle, RoutingHint("r", prefix=prompt(1200, 40))) == [name]

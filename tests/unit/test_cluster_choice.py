@@ -122,7 +122,8 @@ def test_full_failed_and_foreign_replicas_are_never_chosen() -> None:
 
 
 def test_a_hint_leaves_the_process_without_the_prompt() -> None:
-    hint = RoutingHint("r", "o", prompt(0, 1000), "new", "s", frozenset("c"), print)
+    told = {"on_sent": print, "on_taken": print, "is_over": print}
+    hint = RoutingHint("r", "o", prompt(0, 1000), "new", "s", frozenset("c"), **told)
     assert pickle.loads(pickle.dumps(hint)) == replace(
         hint, prefix=None, on_sent=None, on_taken=None, is_over=None
     )

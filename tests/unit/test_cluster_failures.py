@@ -375,6 +375,7 @@ def test_full_replicas_say_when_to_come_back_and_absent_ones_that_they_are():
         (status(grpc.StatusCode.RESOURCE_EXHAUSTED), "Ray's words"),
         (status(grpc.StatusCode.UNKNOWN), "UNKNOWN"),
         (RuntimeError("of another kind"), "of another kind"),
+        (RuntimeError("Unexpected error (StatusCode.RESOURCE_EXHAUSTED): too large."), "too large"),
     ],
     ids=repr,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,13 +127,17 @@ def test_an_end_that_fails_keeps_no_other_from_its_own(caplog: pytest.LogCapture
     async def body() -> None:
         silence, gone = Silence(SILENT_S), Replica(RayActorError())
 
-        def fail() -> None:
-            raise RuntimeError("cannot be cancelled")
-
         with silence.watched() as one, silence.watched() as two:
             callers = [Caller(one, gone), Caller(two, gone)]
-            one.end_by(fail)
-            await callers[1].ended.wait()
+
+            def end(caller: Caller) -> None:
+                caller.ended.set()
+                raise RuntimeError("cannot be cancelled")
+
+            one.end_by(partial(end, callers[0]))
+            two.end_by(partial(end, callers[1]))
+            for caller in callers:  # whichever of them comes first
+                await caller.ended.wait()
             while "cannot be cancelled" not in caplog.text:
                 await asyncio.sleep(0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Final
@@ -44,6 +45,8 @@ _LOST: Final = frozenset(
 )
 _CUT: Final = frozenset({"UNAVAILABLE", "CANCELLED", "INTERNAL"})
 """Statuses of gRPC's own when a connection or a server ends. What a call is refused with is none of them."""
+_ENDED: Final = re.compile(r"Unexpected error \(StatusCode\.(\w+)\)")
+"""Serve's words for a call that ended before the replica said whether it takes it."""
 _FULL: Final = frozenset({"BackPressureError", "PendingCallsLimitExceeded"})
 _ABSENT: Final = frozenset({"DeploymentUnavailableError"})
 
@@ -67,9 +70,8 @@ def is_lost(error: BaseException) -> bool:
     if any(kind.__name__ == "AioRpcError" for kind in type(error).__mro__):
         code = getattr(error, "code", None)
         return callable(code) and getattr(code(), "name", "") in _CUT
-    # Serve's words for a call that ended before the replica said whether it takes it.
-    if type(error) is RuntimeError and str(error).startswith("Unexpected error ("):
-        return True
+    if type(error) is RuntimeError and (ended := _ENDED.match(str(error))) is not None:
+        return ended[1] in _CUT
     return any(kind.__name__ in _LOST for kind in type(error).__mro__)
 
 

@@ -42,15 +42,7 @@ class InFlight:
         self._unsent.enter(request_id, replica)
 
     def sent(self, replica: str, request_id: str) -> None:
-        """Take note that a request is sent. Ray may send one where another was chosen for: that one gets what
-        was chosen for this one then, if anything was.
-        """
-        own, first = self._unsent.replica_of(request_id), self._unsent.first_of(replica)
-        if own != replica and first is not None:
-            if own is None:
-                self._unsent.forget(first)
-            else:
-                self._unsent.move(first, own)
+        """Take note that a request is sent, which may be to another replica than the first choice."""
         self._unsent.forget(request_id)
         self._on_the_way.enter(request_id, replica)
 
@@ -75,6 +67,7 @@ class InFlight:
 
     def unsent(self) -> Counter[str]:
         """Return how many are still to be sent to each replica."""
+        self._unsent.drop_old()
         return self._unsent.count()
 
     def on_the_way(self) -> Counter[str]:
@@ -106,26 +99,23 @@ class _Steps:
         """Take note that a request is there no longer; idempotent."""
         self._entered.pop(request_id, None)
 
-    def move(self, request_id: str, replica: str) -> None:
-        """Give a request another replica, at its place."""
-        self._entered[request_id] = (replica, self._entered[request_id][1])
-
     def replica_of(self, request_id: str) -> str | None:
         """Return the replica of a request."""
         return self._entered.get(request_id, (None, 0.0))[0]
 
-    def first_of(self, replica: str) -> str | None:
-        """Return the request of a replica that came first."""
-        return next((name for name, (one, _) in self._entered.items() if one == replica), None)
-
     def count(self) -> Counter[str]:
         """Return how many there are for each replica, without those that have been for too long."""
+        since_s = self._now() - LONGEST_S
+        return Counter(replica for replica, entered_s in self._entered.values() if entered_s > since_s)
+
+    def drop_old(self) -> None:
+        """Forget those that have been for too long, whose end nobody tells."""
+        since_s = self._now() - LONGEST_S
         while self._entered:
-            request_id, (_, since_s) = next(iter(self._entered.items()))
-            if self._now() - since_s < LONGEST_S:
-                break
+            request_id, (_, entered_s) = next(iter(self._entered.items()))
+            if entered_s > since_s:
+                return
             del self._entered[request_id]
-        return Counter(replica for replica, _ in self._entered.values())
 
 
 def _never() -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.request_router import (
     PendingRequest,
     ReplicaID,
@@ -115,10 +115,14 @@ class PrefixRouter(RequestRouter):
         super().on_replica_actor_unavailable(replica_id)
         self._unreachable.failed(replica_id.unique_id)
 
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        """Take note that a replica has answered, be it that it is full."""
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        self._unreachable.reached(replica_id.unique_id)
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Take note of the replica that has really taken a request."""
         hint = _hint_of(pending_request)
-        self._unreachable.reached(replica_id.unique_id)
         request_id = pending_request.metadata.internal_request_id
         self._in_flight.taken(replica_id.unique_id, request_id, hint.is_over)
         if hint.prefix is not None:
@@ -153,13 +157,16 @@ class _Replica(RunningReplica):
         return super().try_send_request(pr, with_rejection)
 
     async def is_there(self) -> None:
-        """Return once the replica has answered; raise Ray's error where it has ended, of which the router is
-        told. Any loop.
+        """Return once the replica has answered; raise Ray's error where it has ended or cannot be reached, of
+        which the router is told. Any loop.
         """
         try:
             await self.get_queue_len(deadline_s=_ANSWER_S)
         except ActorDiedError:
             self._loop.call_soon_threadsafe(self._router.on_replica_actor_died, self.replica_id)
+            raise
+        except ActorUnavailableError:
+            self._loop.call_soon_threadsafe(self._router.on_replica_actor_unavailable, self.replica_id)
             raise
 
 

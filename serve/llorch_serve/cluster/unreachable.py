@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_PAUSE_S: Final = 1.0
-LONGEST_PAUSE_S: Final = 16.0
+LONGEST_PAUSE_S: Final = 4.0  # callers of a sole replica wait for it
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Unreachable:
         pause.next_s = min(2 * pause.next_s, LONGEST_PAUSE_S)
 
     def reached(self, replica: str) -> None:
-        """Take note that a replica has taken a request."""
+        """Take note that a replica has answered."""
         self._pauses.pop(replica, None)
 
     def keep(self, replicas: Collection[str]) -> None:
