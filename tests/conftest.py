@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 import expected_skips
+from support.harness.cores import take_share
 
 # The same cases in every run, so that a change is judged by itself and not by luck; none is timed, because
 # machines are busy. `ci/test --hypothesis-profile explore` draws new cases.
@@ -24,12 +25,13 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_configure() -> None:
     """Let processes that tests start be interrupted, even where the runner itself was started in the
-    background.
+    background, and have them run on this process's share of the cores.
     """
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as a shell does for `ci/test &`, and children inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    take_share()
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

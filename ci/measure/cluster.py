@@ -1,9 +1,10 @@
 """What Ray and a front cost, and what choosing by prompts brings, on replicas of one core each.
 
-    ci/measurement cluster ARTIFACT [--rounds 5]
+    ci/measurement cluster ARTIFACT [--rounds 5] [--prompt-tokens 512] [--answer-tokens 128]
 
 On this machine: two replicas of one core and eight slots behind a front, beside one worker with two threads
-and sixteen slots. Prints tokens per second at 8 and 16 clients, round by round by turns; the processor time
+and sixteen slots. Prints tokens of answers per second at 8 and 16 clients, round by round by turns, with
+prompts and answers as long as those of ``ci/bench`` unless said otherwise; the processor time
 that the front's process takes for each message of a stream; the time to the first token beside a worker of
 one thread; and of six conversations of four turns, how many of the tokens were cached that could have been,
 by prompts and by the power of two. This process is the client. Means something on a machine with nothing else
@@ -58,9 +59,8 @@ SLOTS = 8
 CONTEXT = 2048
 CLIENTS = (8, 16)
 REQUESTS = 3  # of each client in a round
-PROMPT_TOKENS, ANSWER_TOKENS = 64, 48
 ASKED = {8: 0.60, 16: 0.95}
-FIRST_TOKENS = 20  # times that a first token is waited for
+FIRST_TOKENS = 20  # times that a first token is waited for in a round
 FIRST_PROMPT_TOKENS = 16
 CONVERSATIONS, TURNS = 6, 4
 CONVERSATION_SLOTS = 4
@@ -99,6 +99,14 @@ def run_front(artifact: Path, router: str, slots: int) -> None:
 def _say(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a client asks for, in tokens."""
+
+    prompt_tokens: int
+    answer_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +166,8 @@ def ask(client: WorkerClient, asked: GenerationRequest) -> Answer:
     return answer
 
 
-def closed_loop(address: str, clients: int, seed: int) -> tuple[float, int]:
-    """Return tokens per second of so many clients, each of which sends one request after another, and the
+def closed_loop(address: str, clients: int, work: Work, seed: int) -> tuple[float, int]:
+    """Return tokens of answers per second of so many clients, each of which sends one request after another, and the
     messages that came.
     """
     answers: list[Answer] = []
@@ -168,17 +176,18 @@ def closed_loop(address: str, clients: int, seed: int) -> tuple[float, int]:
     def one(number: int) -> None:
         draw = random.Random(1000 * seed + number)
         for turn in range(REQUESTS):
-            ids = [draw.randrange(1000, 40_000) for _ in range(PROMPT_TOKENS)]
-            answers.append(ask(connections[number], request(f"{seed}-{number}-{turn}", ids, ANSWER_TOKENS)))
+            ids = [draw.randrange(1000, 40_000) for _ in range(work.prompt_tokens)]
+            asked = request(f"{seed}-{number}-{turn}", ids, work.answer_tokens)
+            answers.append(ask(connections[number], asked))
 
     seconds = together([functools.partial(one, number) for number in range(clients)])
     for connection in connections:
         connection.close()
-    assert all(len(answer.ids) == ANSWER_TOKENS for answer in answers)
-    return ANSWER_TOKENS * len(answers) / seconds, sum(answer.messages for answer in answers)
+    assert all(len(answer.ids) == work.answer_tokens for answer in answers)
+    return work.answer_tokens * len(answers) / seconds, sum(answer.messages for answer in answers)
 
 
-def measure_speed(front: Front, worker: WorkerProcess, rounds: int) -> Iterator[str]:
+def measure_speed(front: Front, worker: WorkerProcess, work: Work, rounds: int) -> Iterator[str]:
     """Give lines about tokens per second and the front's processor time."""
     process = psutil.Process(front.pid)
     for clients in CLIENTS:
@@ -188,7 +197,7 @@ def measure_speed(front: Front, worker: WorkerProcess, rounds: int) -> Iterator[
             ways = [("front", front.address), ("worker", worker.address)]
             for name, address in ways if round_ % 2 else reversed(ways):
                 before = sum(process.cpu_times()[:2])
-                found[name], came = closed_loop(address, clients, round_)
+                found[name], came = closed_loop(address, clients, work, round_)
                 if name == "front" and round_:
                     spent += sum(process.cpu_times()[:2]) - before
                     messages += came
@@ -204,22 +213,27 @@ def measure_speed(front: Front, worker: WorkerProcess, rounds: int) -> Iterator[
         )
 
 
-def measure_first(front: Front, worker: WorkerProcess) -> str:
+def measure_first(front: Front, worker: WorkerProcess, rounds: int) -> str:
     """Return a line about the time to the first token. worker: with one thread, as a replica has."""
-    waits: dict[str, list[float]] = {"front": [], "worker": []}
-    with WorkerClient(front.address) as one, WorkerClient(worker.address) as other:
-        for number in range(FIRST_TOKENS + 1):
-            draw = random.Random(number)
-            for name, client in (("front", one), ("worker", other)):
-                ids = [draw.randrange(1000, 40_000) for _ in range(FIRST_PROMPT_TOKENS)]
-                waited = ask(client, request(f"first-{name}-{number}", ids, 2)).first_s
-                if number:
-                    waits[name].append(1000 * waited)
-    front_ms, worker_ms = (statistics.median(waits[name]) for name in ("front", "worker"))
+    medians = [first_tokens(front, worker, round_) for round_ in range(rounds + 1)][1:]
+    front_ms, worker_ms = (statistics.median(each) for each in zip(*medians, strict=True))
+    added = [one - other for one, other in medians]
     return (
         f"first token: {front_ms:.1f} ms, worker of one thread {worker_ms:.1f} ms; added "
-        f"{front_ms - worker_ms:.1f} ms, asked at most 15"
+        f"{statistics.median(added):.1f} ms ({min(added):.1f} to {max(added):.1f}), asked at most 15"
     )
+
+
+def first_tokens(front: Front, worker: WorkerProcess, seed: int) -> tuple[float, float]:
+    """Return the median times to the first token in milliseconds, the front's and the worker's, by turns."""
+    waits: dict[str, list[float]] = {"front": [], "worker": []}
+    with WorkerClient(front.address) as one, WorkerClient(worker.address) as other:
+        for number in range(FIRST_TOKENS):
+            draw = random.Random(1000 * seed + number)
+            for name, client in (("front", one), ("worker", other)):
+                ids = [draw.randrange(1000, 40_000) for _ in range(FIRST_PROMPT_TOKENS)]
+                waits[name].append(1000 * ask(client, request(f"first-{seed}-{number}", ids, 2)).first_s)
+    return statistics.median(waits["front"]), statistics.median(waits["worker"])
 
 
 def share_cached(address: str, seed: int) -> float:
@@ -248,6 +262,8 @@ def share_cached(address: str, seed: int) -> float:
 def main(
     artifact: Path,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    answer_tokens: Annotated[int, typer.Option(min=2)] = 128,
     front: Annotated[str | None, typer.Option(help="prompts or two")] = None,
     slots: int = SLOTS,
 ) -> None:
@@ -258,10 +274,10 @@ def main(
     flags = ("--slots", str(REPLICAS * SLOTS), "--max-context", str(CONTEXT))
     with fronting(artifact, "prompts") as replicas:
         with serving(artifact, "--threads", "2", *flags) as worker:
-            for line in measure_speed(replicas, worker, rounds):
+            for line in measure_speed(replicas, worker, Work(prompt_tokens, answer_tokens), rounds):
                 typer.echo(line)
         with serving(artifact, "--threads", "1", *flags) as worker:
-            typer.echo(measure_first(replicas, worker))
+            typer.echo(measure_first(replicas, worker, rounds))
     for router, name in (("prompts", "by prompts"), ("two", "power of two")):
         with fronting(artifact, router, CONVERSATION_SLOTS) as replicas:
             shares = [share_cached(replicas.address, seed) for seed in range(rounds)]

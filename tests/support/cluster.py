@@ -16,6 +16,7 @@ from unittest import mock
 
 from llorch_serve.cluster.connection import same_signals
 from llorch_serve.cluster.ray_internals import LARGE_ANSWERS
+from support.harness.cores import all_cores
 from support.harness.processes import with_scripts
 
 CORES = 4
@@ -49,7 +50,7 @@ def ray_cluster() -> Iterator[RayCluster]:
         import ray
         from ray import serve
 
-        with same_signals():
+        with same_signals(), all_cores():
             context = ray.init(
                 address="local",
                 num_cpus=CORES,
