@@ -167,8 +167,8 @@ def ask(client: WorkerClient, asked: GenerationRequest) -> Answer:
 
 
 def closed_loop(address: str, clients: int, work: Work, seed: int) -> tuple[float, int]:
-    """Return tokens of answers per second of so many clients, each of which sends one request after another, and the
-    messages that came.
+    """Return tokens of answers per second of so many clients, each of which sends one request after another,
+    and the messages that came.
     """
     answers: list[Answer] = []
     connections = [WorkerClient(address) for _ in range(clients)]
