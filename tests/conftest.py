@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import hypothesis
 import pytest
 
 import expected_skips
-from support.harness.cores import take_share
+from support.harness.cores import all_cores, take_share
+from support.harness.made_once import made_once
 
 # The same cases in every run, so that a change is judged by itself and not by luck; none is timed, because
 # machines are busy. `ci/test --hypothesis-profile explore` draws new cases.
@@ -88,6 +89,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         print(f"\n{expected_skips.complaint(_surprises)}", file=sys.stderr)  # noqa: T201 - as a last word
 
 
+@pytest.fixture(scope="module")
+def every_core() -> Iterator[None]:
+    """All cores for what a module's tests start, not only the share of this process of pytest-xdist's."""
+    with all_cores():
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct as GGUF: where LLORCH_TEST_MODEL says, else fetched and checked by
@@ -125,23 +133,13 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
     """Return a function that exports the real model: ``smollm2("int4", "--block-size", "64")`` -> artifact
     folder.
     """
-    made: dict[tuple[str, ...], Path] = {}
 
     def export(precision: str, *flags: str) -> Path:
-        key = (precision, *flags)
-        if key not in made:
-            folder = tmp_path_factory.mktemp("smollm2") / "-".join(key).replace("--", "")
-            command = [
-                sys.executable,
-                "-m",
-                "llorch_serve",
-                "export",
-                str(smollm2_gguf),
-                "--output",
-                str(folder),
-            ]
-            subprocess.run([*command, "--precision", precision, *flags], check=True)
-            made[key] = folder
-        return made[key]
+        command = [sys.executable, "-m", "llorch_serve", "export", str(smollm2_gguf), "--precision", precision]
+
+        def make(folder: Path) -> None:
+            subprocess.run([*command, *flags, "--output", str(folder)], check=True)
+
+        return made_once(tmp_path_factory, f"smollm2/{'-'.join((precision, *flags)).replace('--', '')}", make)
 
     return export

@@ -11,6 +11,8 @@ from llorch_serve.requests import GenerationRequest, TextPrompt
 from llorch_serve.sampling.params import SamplingParams
 from support.harness.processes import llorch_here
 
+pytestmark = pytest.mark.usefixtures("every_core")
+
 PROMPT = "The three most important inventions of the nineteenth century were"
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=5),

@@ -33,6 +33,8 @@ from support.builders.tiny_exports import random_ids
 from support.harness.processes import WorkerProcess, llorch_here, serving
 from support.harness.worker import Sink
 
+pytestmark = pytest.mark.usefixtures("every_core")  # which stages' processes share out
+
 PATIENCE_S = 60.0
 FLAGS = ("--stage-processes", "--slots", "4", "--max-context", "100000")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from support.harness.cores import all_cores
 from support.harness.processes import with_scripts
 
 NODES = 3
@@ -80,19 +81,21 @@ def ray_nodes(cores: int = 1, **variables: str) -> Iterator[RayNodes]:
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
     inherited = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "support.ray_nodes", str(cores)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=with_scripts(inherited) | token | quiet | variables,
-    ) as process:
+    with all_cores():
+        started = subprocess.Popen(
+            [sys.executable, "-m", "support.ray_nodes", str(cores)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=with_scripts(inherited) | token | quiet | variables,
+        )
+    with started as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        started = json.loads(process.stdout.readline())
+        told = json.loads(process.stdout.readline())
         everything = psutil.Process(process.pid).children(recursive=True)
         try:
-            yield RayNodes(started["address"], token, started["others"], process)
+            yield RayNodes(told["address"], token, told["others"], process)
         finally:
             everything += psutil.Process(process.pid).children(recursive=True)
             process.stdin.close()
