@@ -135,7 +135,15 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
     """
 
     def export(precision: str, *flags: str) -> Path:
-        command = [sys.executable, "-m", "llorch_serve", "export", str(smollm2_gguf), "--precision", precision]
+        command = [
+            sys.executable,
+            "-m",
+            "llorch_serve",
+            "export",
+            str(smollm2_gguf),
+            "--precision",
+            precision,
+        ]
 
         def make(folder: Path) -> None:
             subprocess.run([*command, *flags, "--output", str(folder)], check=True)

@@ -20,7 +20,7 @@ def outcome(folder: Path, body: str, *flags: str, strict: str = "1") -> tuple[in
     place.mkdir(parents=True)
     for name in ("conftest.py", "expected_skips.py"):
         shutil.copy(TESTS / name, folder / "tests")
-    (folder / "pytest.ini").write_text("[pytest]\npythonpath = tests\n")
+    (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = tests {TESTS}\n")
     (place / "test_huge_pages.py").write_text(f"import pytest\n{body}\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *flags],
