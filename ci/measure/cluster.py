@@ -230,7 +230,8 @@ def first_tokens(front: Front, worker: WorkerProcess, seed: int) -> tuple[float,
     with WorkerClient(front.address) as one, WorkerClient(worker.address) as other:
         for number in range(FIRST_TOKENS):
             draw = random.Random(1000 * seed + number)
-            for name, client in (("front", one), ("worker", other)):
+            ways = [("front", one), ("worker", other)]
+            for name, client in ways if number % 2 else reversed(ways):
                 ids = [draw.randrange(1000, 40_000) for _ in range(FIRST_PROMPT_TOKENS)]
                 waits[name].append(1000 * ask(client, request(f"first-{seed}-{number}", ids, 2)).first_s)
     return statistics.median(waits["front"]), statistics.median(waits["worker"])

@@ -23,9 +23,9 @@ def take_share() -> None:
 
 def share(cores: list[int], place: int, count: int) -> list[int]:
     """Return the cores of one of ``count`` processes: one at least, so that some have the same where there
-    are fewer cores than processes.
+    are fewer cores than processes. place: beyond ``count`` for one that stands in for a process that ended.
     """
-    return cores[place::count] or [cores[place % len(cores)]]
+    return cores[place % count :: count] or [cores[place % len(cores)]]
 
 
 @contextlib.contextmanager
