@@ -16,7 +16,7 @@ from llorch_export.calibration.measurements import CalibrationIds, measured_mome
 from llorch_export.graph.decoder import DecoderGraph, build_decoder, build_embedder, plan_table
 from llorch_export.graph.front import Interface
 from llorch_export.graph.weights import DATA_FILE, Part, WeightJob, WeightPlan
-from llorch_export.quantize.feedback import ErrorFactors, error_factor
+from llorch_export.quantize.error_factor import ErrorFactors, error_factor
 from llorch_export.resolved import ResolvedExport
 from llorch_export.transform.moments import second_moments
 from llorch_export.transform.prepare import Prepared

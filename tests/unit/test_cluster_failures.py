@@ -348,6 +348,9 @@ def status(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
         status(grpc.StatusCode.CANCELLED),
         status(grpc.StatusCode.INTERNAL),
         RuntimeError("Unexpected error (StatusCode.CANCELLED): CANCELLED."),
+        RuntimeError("Unexpected error (StatusCode.DEADLINE_EXCEEDED): ."),
+        RuntimeError("Unexpected error (StatusCode.OK): ."),
+        RuntimeError("Unexpected error (None): None."),
     ],
     ids=repr,
 )
@@ -376,6 +379,7 @@ def test_full_replicas_say_when_to_come_back_and_absent_ones_that_they_are():
         (status(grpc.StatusCode.UNKNOWN), "UNKNOWN"),
         (RuntimeError("of another kind"), "of another kind"),
         (RuntimeError("Unexpected error (StatusCode.RESOURCE_EXHAUSTED): too large."), "too large"),
+        (RuntimeError("Unexpected error (StatusCode.UNKNOWN): KeyError"), "KeyError"),
     ],
     ids=repr,
 )

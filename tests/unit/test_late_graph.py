@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from llorch_serve.errors import ArtifactError, ProviderError
 from llorch_serve.providers import CPU
+from llorch_serve.python_child import child_environment
 from llorch_serve.runtime.binding import load_graphs
 from llorch_serve.runtime.graph_choice import GraphChoice, GraphFile
 from llorch_serve.runtime.graph_loading import attention_kernel
@@ -112,14 +114,13 @@ def test_the_choice_of_a_kernel_ends_with_the_last_session_of_it(
     monkeypatch.delenv(PLAIN, raising=False)
     if before is not None:
         monkeypatch.setenv(PLAIN, before)
-    first, second = attention_kernel(plain=True), attention_kernel(plain=True)
-    with attention_kernel(plain=None):  # one that is only looked at waits for none, and chooses nothing
-        first.__enter__()
-        second.__enter__()
+    with ExitStack() as second:
+        with attention_kernel(plain=True):
+            with attention_kernel(plain=None):  # one that is only looked at waits for none
+                second.enter_context(attention_kernel(plain=True))
+            assert os.environ[PLAIN] == "1"
         assert os.environ[PLAIN] == "1"
-    first.__exit__(None, None, None)
-    assert os.environ[PLAIN] == "1"
-    second.__exit__(None, None, None)
+        assert child_environment().get(PLAIN) == before
     assert os.environ.get(PLAIN) == before
 
 
@@ -133,7 +134,7 @@ def test_sessions_of_two_kernels_are_not_made_at_once(monkeypatch: pytest.Monkey
         with attention_kernel(plain=not plain):
             seen.append(os.environ.get(PLAIN))
 
-    other = threading.Thread(target=make_other)
+    other = threading.Thread(target=make_other, daemon=True)
     with attention_kernel(plain=plain):
         other.start()
         assert begun.wait(20)

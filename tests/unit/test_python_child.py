@@ -14,6 +14,8 @@ from llorch_serve.python_child import (
     foreign_code_command,
     foreign_module_command,
     module_command,
+    reset,
+    set_meanwhile,
 )
 
 
@@ -38,3 +40,20 @@ def test_an_empty_entry_of_pythonpath_is_not_the_current_folder(
         command, cwd=here, env=child_environment(), stdout=subprocess.PIPE, text=True, check=True
     )
     assert found.stdout == "not found\n"
+
+
+@pytest.mark.parametrize("before", [None, "mine"])
+def test_what_is_set_meanwhile_is_not_for_children(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    name = "LLORCH_TEST_MEANWHILE"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    for value in ("1", "2"):
+        set_meanwhile(name, value)
+        assert os.environ[name] == value
+        assert child_environment().get(name) == before
+        assert child_environment(**{name: "asked"})[name] == "asked"
+    reset(name)
+    assert os.environ.get(name) == before

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llorch_export.quantize.feedback import error_factor, quantize_feedback
+from llorch_export.quantize import feedback, threads
+from llorch_export.quantize.error_factor import error_factor
+from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.layout import Blocks
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.search import quantize_search
@@ -139,9 +141,23 @@ def test_padding_stands_for_zero_and_rows_do_not_depend_on_each_other() -> None:
     assert (part.packed == whole.packed[5:9]).mean() > 0.98  # sums of another shape, in another order
 
 
-def test_the_factor_is_that_of_the_damped_inverse() -> None:
-    moments = moments_of(40, rank=5)
-    factor = error_factor(moments).astype(np.float64)
-    assert not np.tril(factor, -1).any()
-    damped = moments + 0.01 * np.trace(moments) / 40 * np.eye(40)
-    np.testing.assert_allclose(factor.T @ factor @ damped, np.eye(40), atol=1e-3)
+@pytest.mark.parametrize("size", [1, 40, 256, 257, 1300])  # panels of 256, parts of 1024
+def test_the_factor_is_that_of_the_damped_inverse(size: int) -> None:
+    moments = moments_of(size, rank=min(size, 5))
+    damped = moments.astype(np.float64) + 0.01 * np.trace(moments, dtype=np.float64) / size * np.eye(size)
+    expected = np.linalg.cholesky(np.linalg.inv(damped)).T
+    found = error_factor(moments)
+    assert not np.tril(found, -1).any()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * expected.max())
+
+
+def test_bits_do_not_depend_on_the_number_of_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedback, "_CHUNK_ELEMENTS", 7 * 1300)
+    moments, weight = moments_of(1300, rank=9), drawn(40, 1300)
+    found = []
+    for processors in (1, 2, 5):
+        monkeypatch.setattr(threads, "usable_cpus", lambda processors=processors: processors)
+        factor = error_factor(moments)
+        blocks = quantize_feedback(weight, factor, bits=4, block_size=32)
+        found.append([array.tobytes() for array in (factor, *blocks.arrays)])
+    assert found[0] == found[1] == found[2]

@@ -21,7 +21,7 @@ from llorch_export.formats.targets import TARGETS, Capabilities
 from llorch_export.graph.half_precision import COMPUTE_TYPES, WeightCast
 from llorch_export.graph.source_forms import SourceForms
 from llorch_export.graph.weights import Part, WeightPlan
-from llorch_export.quantize.feedback import ErrorFactors
+from llorch_export.quantize.error_factor import ErrorFactors
 from llorch_serve.artifact.manifest import LlamaConfig, Recipe
 
 FLOAT = ir.DataType.FLOAT

@@ -32,7 +32,7 @@ from llorch_export.graph.lowest_runtime import lag_notice, lowest_runtime
 from llorch_export.graph.pooling import embedding_front, pooled
 from llorch_export.graph.residual import scaled
 from llorch_export.graph.weights import Part, WeightJob
-from llorch_export.quantize.feedback import ErrorFactors
+from llorch_export.quantize.error_factor import ErrorFactors
 from llorch_serve.artifact.manifest import EmbeddingForm, KvLayout, LlamaConfig, Recipe, Target, TensorSpec
 from llorch_serve.errors import ArtifactError
 

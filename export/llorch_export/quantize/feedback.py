@@ -9,7 +9,6 @@ they have become.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -23,55 +22,18 @@ from llorch_export.quantize.layout import (
     grouped,
     pack,
     reciprocal,
+    row_chunks,
+    zero_point_bytes,
 )
 from llorch_export.quantize.nearest import nearest_scales
 from llorch_export.quantize.search import searched
+from llorch_export.quantize.threads import in_threads
 from llorch_serve.artifact.manifest import ScaleType
 
-ErrorFactors = Callable[[str], Matrix]
-"""Gives for the name of a weight the :func:`error_factor` [K, K] of its inputs."""
-
-_DAMPING: Final = (
-    0.01  # of the mean of H's diagonal: channels that the text hardly moved must not be bent without end
-)
 _TOGETHER: Final = 16
 """Columns whose errors reach those after them in one product, in place of one by one."""
-
-_SMALL: Final = 128  # triangles up to this size are inverted whole
-
-Doubles = npt.NDArray[np.float64]
-
-
-def error_factor(moments: Matrix) -> Matrix:
-    """Return the upper Cholesky factor of the damped inverse of ``moments`` [K, K], the means of ``x_i x_j``.
-
-    With ``H = U U^T`` and ``U`` upper, which is Cholesky's factor from the last row to the first, it is
-    ``U``'s inverse.
-    """
-    size = len(moments)
-    damped = moments.astype(np.float64)
-    mean = float(np.trace(damped)) / size
-    if mean == 0:  # nothing went through the layer, so no column can make up for another
-        return np.eye(size, dtype=np.float32)
-    damped[np.diag_indices(size)] += _DAMPING * mean
-    lower = np.linalg.cholesky(np.ascontiguousarray(damped[::-1, ::-1]))
-    factor: Matrix = _upper_inverse(np.ascontiguousarray(lower[::-1, ::-1])).astype(np.float32)
-    return factor
-
-
-def _upper_inverse(upper: Doubles) -> Doubles:
-    """Return the inverse of an upper triangle, by halves: products of matrices are what the machine is fast
-    in.
-    """
-    size = len(upper)
-    if size <= _SMALL:
-        return np.triu(np.linalg.inv(upper))
-    half = size // 2
-    inverse = np.zeros_like(upper)
-    inverse[:half, :half] = _upper_inverse(upper[:half, :half])
-    inverse[half:, half:] = _upper_inverse(upper[half:, half:])
-    inverse[:half, half:] = -(inverse[:half, :half] @ upper[:half, half:]) @ inverse[half:, half:]
-    return inverse
+_CHUNK_ELEMENTS: Final = 2**21
+"""Of the rows that a thread quantises at a time: 8 MiB, which each block's errors are spread over anew."""
 
 
 def quantize_feedback(
@@ -85,10 +47,28 @@ def quantize_feedback(
 ) -> Blocks:
     """Quantise ``weight`` [rows, K]; rows are independent of each other.
 
-    factor: [K, K], of the layer's inputs, see :func:`error_factor`. zero_points: whether each block has one
-        of its own, which are searched with the scales; otherwise all are ``2 ** (bits - 1)``, and a block's
-        largest magnitude gives its scale.
+    factor: [K, K], the :func:`~.error_factor.error_factor` of the layer's inputs. zero_points: whether each
+        block has one of its own, which are searched with the scales; otherwise all are ``2 ** (bits - 1)``,
+        and a block's largest magnitude gives its scale.
     """
+    rows, columns = weight.shape
+    blocks = block_count(columns, block_size)
+    packed = np.empty((rows, blocks, block_size * bits // 8), np.uint8)
+    scales = np.empty((rows, blocks), SCALE_DTYPES[scale_type])
+    zeros = np.empty((rows, zero_point_bytes(columns, block_size, bits)), np.uint8)
+
+    def quantize(part: slice) -> None:
+        codes, scale, zero = _spread(weight[part], factor, bits, block_size, zero_points, scale_type)
+        packed[part], scales[part], zeros[part] = pack(codes, bits), scale, pack(zero, bits)
+
+    in_threads(quantize, list(row_chunks(rows, columns, _CHUNK_ELEMENTS)))
+    return Blocks(packed, scales, zeros if zero_points else None)
+
+
+def _spread(
+    weight: Matrix, factor: Matrix, bits: int, block_size: int, zero_points: bool, scale_type: ScaleType
+) -> tuple[Matrix, Matrix, Matrix]:
+    """Return codes [rows, blocks, block_size], scales and zero points [rows, blocks] of some rows."""
     rows, columns = weight.shape
     blocks = block_count(columns, block_size)
     left = np.array(weight.T, np.float32, order="C")  # a column lies in one piece; errors so far are included
@@ -103,9 +83,7 @@ def quantize_feedback(
         errors = _round(left[span], codes[span], factor[span, span], scale, zero, bits)
         codes[stop : start + block_size] = zero  # padding stands for zero
         left[stop:] -= factor[span, stop:].T @ errors
-    packed = pack(np.ascontiguousarray(codes.T).reshape(rows, blocks, block_size), bits)
-    kept = pack(zeros, bits) if zero_points else None
-    return Blocks(packed, scales.astype(SCALE_DTYPES[scale_type]), kept)
+    return np.ascontiguousarray(codes.T).reshape(rows, blocks, block_size), scales, zeros
 
 
 def _scaled(block: Matrix, bits: int, zero_points: bool, scale_type: ScaleType) -> tuple[Matrix, Matrix]:

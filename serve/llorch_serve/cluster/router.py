@@ -157,17 +157,19 @@ class _Replica(RunningReplica):
         return super().try_send_request(pr, with_rejection)
 
     async def is_there(self) -> None:
-        """Return once the replica has answered; raise Ray's error where it has ended or cannot be reached, of
-        which the router is told. Any loop.
+        """Return once the replica has answered; raise Ray's error where it has ended or cannot be reached.
+        The router is told of either. Any loop.
         """
+        tell = self._loop.call_soon_threadsafe
         try:
-            await self.get_queue_len(deadline_s=_ANSWER_S)
+            count = await self.get_queue_len(deadline_s=_ANSWER_S)
         except ActorDiedError:
-            self._loop.call_soon_threadsafe(self._router.on_replica_actor_died, self.replica_id)
+            tell(self._router.on_replica_actor_died, self.replica_id)
             raise
         except ActorUnavailableError:
-            self._loop.call_soon_threadsafe(self._router.on_replica_actor_unavailable, self.replica_id)
+            tell(self._router.on_replica_actor_unavailable, self.replica_id)
             raise
+        tell(self._router.on_new_queue_len_info, self.replica_id, count)
 
 
 def _hint_of(request: PendingRequest | None) -> RoutingHint:

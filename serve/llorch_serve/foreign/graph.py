@@ -15,7 +15,7 @@ import numpy as np
 from llorch_serve.errors import ArtifactError
 from llorch_serve.foreign.model import ForeignModel
 from llorch_serve.providers import CPU, Placement, import_runtime, placement
-from llorch_serve.runtime.graph_loading import runtime_options
+from llorch_serve.runtime.graph_loading import attention_kernel, runtime_options
 
 # The first version whose check of where external data lies has been tested.
 MIN_ONNXRUNTIME: Final = "1.24"
@@ -59,12 +59,13 @@ def load_graph(model: ForeignModel, threads: int) -> LoadedGraph:
     """
     runtime = import_runtime(MIN_ONNXRUNTIME)
     try:
-        session = runtime.InferenceSession(
-            str(model.graph_path),
-            sess_options=runtime_options(runtime, threads),
-            providers=[CPU],
-            enable_fallback=False,
-        )
+        with attention_kernel(plain=False):
+            session = runtime.InferenceSession(
+                str(model.graph_path),
+                sess_options=runtime_options(runtime, threads),
+                providers=[CPU],
+                enable_fallback=False,
+            )
     except Exception as error:  # the runtime's own classes of errors share no narrower base
         from llorch_serve.providers.graph_versions import newer_than_runtime  # loads protobuf: on demand
 

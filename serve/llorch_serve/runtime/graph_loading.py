@@ -7,7 +7,6 @@ manifest describes.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import KvDtype, Recipe, cache_names
 from llorch_serve.errors import ArtifactError
 from llorch_serve.providers import ActiveProvider, byte_settings, require_exact_bytes
+from llorch_serve.python_child import reset, set_meanwhile
 
 
 def runtime_options(runtime: Any, threads: int) -> Any:
@@ -43,27 +43,22 @@ class _KernelChoice:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._making = {True: 0, False: 0}  # by whether it is the plain one
-        self._before: str | None = None
 
     @contextlib.contextmanager
     def made(self, *, plain: bool) -> Iterator[None]:
         """Wait until no session of the other kernel is being made, and choose this one inside."""
         with self._changed:
             self._changed.wait_for(lambda: not self._making[not plain])
+            if plain and not self._making[plain]:
+                set_meanwhile(_PLAIN_ATTENTION, "1")
             self._making[plain] += 1
-            if plain and self._making[True] == 1:
-                self._before = os.environ.get(_PLAIN_ATTENTION)
-                os.environ[_PLAIN_ATTENTION] = "1"
         try:
             yield
         finally:
             with self._changed:
                 self._making[plain] -= 1
-                if plain and not self._making[True]:
-                    if self._before is None:
-                        os.environ.pop(_PLAIN_ATTENTION, None)
-                    else:
-                        os.environ[_PLAIN_ATTENTION] = self._before
+                if plain and not self._making[plain]:
+                    reset(_PLAIN_ATTENTION)
                 self._changed.notify_all()
 
 
