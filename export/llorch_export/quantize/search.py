@@ -11,7 +11,6 @@ round-to-nearest where that is still better.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -29,11 +28,10 @@ from llorch_export.quantize.layout import (
     zero_point_bytes,
 )
 from llorch_export.quantize.nearest import nearest_scales
+from llorch_export.quantize.threads import in_threads
 from llorch_serve.artifact.manifest import ScaleType
-from llorch_serve.providers import usable_cpus
 
 _CHUNK_ELEMENTS: Final = 2**16  # temporaries of 256 KiB stay in the cache; each is passed over many times
-_MOST_THREADS: Final = 8  # numpy works without the interpreter's lock; more would wait for memory
 _SHARES: Final = (1.0, 0.94, 0.88, 0.82, 0.76)
 _REFINEMENTS: Final = 2
 
@@ -82,9 +80,7 @@ def quantize_blocks(
         codes = _rounded(block, scale, zero, bits) + zero[:, :, None]
         packed[part], scales[part], zeros[part] = pack(codes, bits), scale, pack(zero, bits)
 
-    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
-        for _ in pool.map(quantize, row_chunks(rows, columns, _CHUNK_ELEMENTS)):
-            pass  # asks for each result, so that an error is raised here
+    in_threads(quantize, list(row_chunks(rows, columns, _CHUNK_ELEMENTS)))
     return Blocks(packed, scales, zeros if zero_points else None)
 
 
