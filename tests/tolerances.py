@@ -21,6 +21,14 @@ STEPWISE_LOGITS: Final = 5e-5
 logits of 8).
 """
 
+WEIGHTS_TOGETHER: Final = 1e-6
+"""Sums of exponentials in float32, added in float64, as part of numpy's in float64 (measured: 1e-7)."""
+
+STEPWISE_WEIGHTS: Final = 1e-3
+"""The same of :data:`STEPWISE_LOGITS`, over temperatures from 0.5 on: an exponential is off by as much as its
+exponent, of which two differ.
+"""
+
 NUMPY_LOGITS: Final = 1e-4
 """transformers in float32 against numpy in float64: what float32 rounding costs (measured: 2e-5)."""
 

@@ -1,5 +1,5 @@
 """Print how far CUDA's logits are from the CPU's where slots are copied, exchanged and stepped together, with
-padding and without; fail where the ids that are chosen on the device are not those of its logits.
+padding and without; fail where what is chosen or found on the device are not its largest logits.
 
     ci/measurement cuda_slots ARTIFACT [KEY=VALUE ...]
 
@@ -36,11 +36,17 @@ def calls(session: DecoderSession) -> list[np.ndarray]:
 
 
 def step(session: DecoderSession, token_ids: list[int], lengths: list[int]) -> np.ndarray:
-    """Return the logits of a step, after the ids that the device chooses in the same one."""
-    chosen = session.decode_greedy(token_ids, lengths) if session.capabilities.greedy_decode else None
+    """Return the logits of a step, after what the device finds among them in the same one."""
+    able = session.capabilities
+    chosen = session.decode_greedy(token_ids, lengths) if able.greedy_decode else None
+    scores = (
+        session.decode_leading(token_ids, lengths, [1.0] * len(lengths))[1] if able.leading_decode else None
+    )
     logits = session.decode(token_ids, lengths).copy()
     if chosen is not None and chosen.tolist() != logits.argmax(axis=1).tolist():
         sys.exit(f"{chosen.tolist()} were chosen of logits whose largest are at {logits.argmax(axis=1)}")
+    if scores is not None and not np.array_equal(scores, -np.sort(-logits, axis=1)[:, : able.leading_decode]):
+        sys.exit("other logits were found than the largest")
     return logits
 
 
@@ -58,6 +64,8 @@ def main(folder: Path, options: tuple[str, ...]) -> None:
         session = open_session(load_artifact(folder), config, tell)
         if session.capabilities.greedy_decode != (provider.name == "cuda"):
             sys.exit("CUDA does not choose tokens here")
+        if bool(session.capabilities.leading_decode) != (provider.name == "cuda"):
+            sys.exit("CUDA does not find the likeliest tokens here")
         results.append(calls(session))
     for expected, found in zip(*results, strict=True):
         print(np.abs(found - expected).max() / np.abs(expected).max())  # noqa: T201 - what it is for

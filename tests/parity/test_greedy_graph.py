@@ -19,6 +19,7 @@ from llorch_serve.errors import ProviderError
 from llorch_serve.providers import CPU, ActiveProvider
 from llorch_serve.providers.table import find_provider
 from llorch_serve.runtime import greedy_graph
+from llorch_serve.runtime.choosers import Choosers
 from llorch_serve.runtime.greedy_graph import greedy_model, greedy_session
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.runtime.session import DecoderSession
@@ -121,7 +122,7 @@ def test_a_choice_that_fails_is_a_providers_error(opened: Opener) -> None:
         def run_with_iobinding(self, io: Any, options: Any) -> None:
             raise RuntimeError("CUDA failure 700\nat line 1")
 
-    session._decode._greedy = Broken()  # type: ignore[attr-defined]
+    session._decode._choosers = Choosers(Broken())  # type: ignore[attr-defined]
     with pytest.raises(ProviderError, match=r"failed in a step: CUDA failure 700$"):
         session.decode_greedy([7], [1])
 
@@ -163,7 +164,7 @@ def test_a_provider_that_chooses_wrongly_is_not_relied_upon(
         greedy_session(Runtime(change), ON_CPU, 512)
     real = greedy_graph.greedy_session
     monkeypatch.setattr(
-        "llorch_serve.runtime.opening.greedy_session",
+        "llorch_serve.runtime.choosers.greedy_session",
         lambda _runtime, provider, vocab_size: real(Runtime(change), provider, vocab_size),
     )
     reports: list[LoadReport] = []

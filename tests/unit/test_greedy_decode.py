@@ -14,7 +14,6 @@ import pytest
 
 from llorch_serve.engine.capabilities import FULL
 from llorch_serve.engine.engine import Engine
-from llorch_serve.engine.runner import needs_no_logits
 from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import Sequence as TokenSequence
 from llorch_serve.errors import NonFiniteLogitsError
@@ -106,17 +105,20 @@ def test_where_all_need_logits_the_session_is_not_asked_to_choose() -> None:
     assert not session.chosen
 
 
-def test_log_probabilities_and_tokens_told_before_need_logits() -> None:
-    sequence = sequence_of("one", [1, 2], 4)
-    assert needs_no_logits(sequence)
+def test_log_probabilities_need_logits() -> None:
+    session, sequence = greedy_fake(), sequence_of("one", [1, 2], 4)
     sequence.logprobs = 0
-    assert not needs_no_logits(sequence)
-    sequence.logprobs = None
+    assert not run_all(session, [sequence])
+    assert not session.chosen
+
+
+def test_tokens_told_before_are_no_choice() -> None:
+    session, sequence = greedy_fake(), sequence_of("one", [1, 2], 4)
     assert sequence.sampling is not None
-    sequence.sampling.forced = (5,)
-    assert not needs_no_logits(sequence)
-    sequence.sampling.append(5)
-    assert needs_no_logits(sequence)
+    sequence.sampling.forced = (5, 6)
+    assert not run_all(session, [sequence])
+    assert answers([sequence])[0][:2] == [5, 6]
+    assert session.chosen == [1, 1]
 
 
 def test_a_session_that_cannot_choose_is_not_asked_to() -> None:

@@ -11,6 +11,7 @@ import pytest
 from llorch_export.checkpoint.base import Checkpoint
 from llorch_export.recipes.file import load_recipe, shipped_recipes
 from llorch_export.source.open import open_checkpoint
+from llorch_export.tune import candidates
 from llorch_export.tune.candidates import Candidate, Candidates
 from support.builders.arch_rows import HF
 from support.builders.checkpoints import write_gguf, write_hf_folder
@@ -44,6 +45,17 @@ def test_recipes_come_nearest_first_and_whole_weights_last(folder: Checkpoint) -
     order = labels(Candidates(folder, VNNI, 512).named())
     assert order.index("int8") < order.index("cpu-fast") < order.index("int4")
     assert order[-1] == "fp32"
+
+
+def test_of_a_large_model_recipes_that_measure_its_layers_come_late(
+    folder: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = labels(Candidates(folder, VNNI, 512).named())
+    assert near.index("cpu-faithful") < near.index("cpu-fast")
+    monkeypatch.setattr(candidates, "MOST_MEASURED", 1)
+    order = labels(Candidates(folder, VNNI, 512).named())
+    assert order.index("cpu-fast") < order.index("cpu-faithful") < order.index("fp32")
+    assert sorted(order) == sorted(near)
 
 
 def test_a_gguf_files_own_blocks_are_tried(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from llorch_export.calibration.measurements import measured_moments
 from llorch_export.checkpoint.base import Checkpoint
+from llorch_export.checkpoint.names import parameters
 from llorch_export.formats.module import per_channel
 from llorch_export.formats.precisions import UNQUANTISED
 from llorch_export.options import ExportOptions, Rule
-from llorch_export.recipes.default import default_recipe
+from llorch_export.recipes.default import MOST_MEASURED, default_recipe
 from llorch_export.recipes.file import RecipeDefaults, RecipeFile, load_recipe, shipped_recipes
 from llorch_export.recipes.storage_defaults import BLOCK_SIZES, TRANSFORMS
 from llorch_export.recipes.written import recipe_text
@@ -103,8 +105,8 @@ class Candidates:
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def named(self) -> list[Candidate]:
-        """Return the shipped recipes and the source's own blocks, nearest to the reference first; the default
-        is not among them.
+        """Return the shipped recipes and the source's own blocks, nearest to the reference first and slow
+        ones last; the default is not among them.
         """
         carried = RecipeFile("source", "", RecipeDefaults(precision="source"), ())
         found = {name: it for name, it in self._shipped.items() if name not in self.prompt_recipes}
@@ -112,7 +114,7 @@ class Candidates:
         new = {name: recipe for name, recipe in whole.items() if self._is_new(recipe)}
         kinds = {name: self._kind(recipe) for name, recipe in new.items()}
         return [
-            Candidate(name, new[name], kinds[name][1]) for name in sorted(new, key=lambda name: kinds[name])
+            Candidate(name, new[name], kinds[name][-1]) for name in sorted(new, key=lambda name: kinds[name])
         ]
 
     def steps(self, start: Candidate) -> list[Candidate]:
@@ -174,13 +176,16 @@ class Candidates:
     def _affords(self, rules: tuple[Rule, ...]) -> bool:
         return self._fast_bytes or all(per_channel(rule.activations) is None for rule in rules)
 
-    def _kind(self, recipe: RecipeFile) -> tuple[bool, float]:
-        """Return what sorts recipes: whether weights stay as they are, which is slow, and the limit of
-        divergence.
+    def _kind(self, recipe: RecipeFile) -> tuple[bool, bool, float]:
+        """Return what sorts recipes: whether weights stay as they are, which is slow; whether a large model's
+        layers are measured for the export, which takes minutes; and the limit of divergence.
         """
         resolved = self._resolved(recipe)
         assert resolved is not None, "only what can be is sorted"
-        return resolved[0].precision in UNQUANTISED, resolved[0].kl_limit
+        first = resolved[0]
+        large = parameters(self._checkpoint.config) > MOST_MEASURED
+        whole = first.precision in UNQUANTISED
+        return whole, large and bool(measured_moments(first)), first.kl_limit
 
     def _with_text(self, recipe: RecipeFile) -> RecipeFile | None:
         """Return the recipe as it is, or with or without a calibration text if only that makes it one that

@@ -13,6 +13,7 @@ ELEMENT_TYPES: Final[dict[KvDtype, int]] = {"float32": 1, "int8": 3, "float16": 
 FLOAT32: Final = 1
 INT32: Final = 6
 INT64: Final = 7
+FLOAT64: Final = 11
 
 
 class DeviceBuffers:

@@ -22,6 +22,7 @@ class Capabilities:
     prefix_reuse: a sequence may start from part of what a slot holds.
     drafts: several tokens of a running sequence may be checked in one call, with logits for each.
     greedy_decode: the most likely next tokens can be had without their logits.
+    leading_decode: so many of the likeliest next tokens of each sequence can be had without all other logits.
     separate_prompts: prompts run on another graph than running sequences do.
     attention_crossover: see :func:`llorch_serve.engine.chunking.attention_crossover`; None: not known.
     """
@@ -34,6 +35,7 @@ class Capabilities:
     prefix_reuse: bool = True
     drafts: bool = True
     greedy_decode: bool = False
+    leading_decode: int = 0
     separate_prompts: bool = False
     attention_crossover: int | None = None
 

@@ -27,8 +27,9 @@ from llorch_serve.engine.plan import (
 from llorch_serve.engine.runner import Chosen, Logits, Session, apply_edit, run
 from llorch_serve.engine.sequence import Sequence
 from llorch_serve.errors import NonFiniteLogitsError, ProviderError, ResourceError
+from llorch_serve.sampling.candidates import Candidates
 from llorch_serve.sampling.logprobs import score_token
-from llorch_serve.sampling.sampler import SamplingRow, sample_batch, sample_draft
+from llorch_serve.sampling.sampler import SamplingRow, draw_from_few, sample_batch, sample_draft
 from llorch_serve.structured.constraint import MaskThread
 
 FAILED_CALLS: Final = (ProviderError, ResourceError, NonFiniteLogitsError, MemoryError)
@@ -123,15 +124,42 @@ def _next_tokens(sequences: Seq[Sequence], logits: Logits, masks: MaskThread) ->
 
 
 def _rest_chosen(sequences: Seq[Sequence], found: Chosen, masks: MaskThread) -> list[Result]:
-    """Return the next token of each sequence: the session's, or one chosen from logits."""
-    pairs = list(zip(sequences, found.token_ids, strict=True))
-    left = [sequence for sequence, token_id in pairs if token_id is None]
+    """Return the next token of each sequence: the session's, or one drawn from candidates or from logits."""
+    each = list(zip(sequences, found.token_ids, found.candidates, strict=True))
+    few = [(sequence, candidates) for sequence, _, candidates in each if candidates is not None]
+    left = [sequence for sequence, token_id, candidates in each if token_id is None and candidates is None]
+    drawn = iter(_drawn(few))
     rest = iter(() if found.logits is None else _next_tokens(left, found.logits, masks))
-    return [next(rest) if token_id is None else _counted(sequence, token_id) for sequence, token_id in pairs]
+    results: list[Result] = []
+    for sequence, token_id, candidates in each:
+        if candidates is not None:
+            results.append(next(drawn))
+        else:
+            results.append(next(rest) if token_id is None else _counted(sequence, token_id))
+    return results
+
+
+def _drawn(few: Seq[tuple[Sequence, Candidates]]) -> list[Result]:
+    """Return a token of each sequence without a grammar, drawn from its candidates."""
+    rows = [sequence.sampling for sequence, _ in few if sequence.sampling is not None]
+    candidates = [each for _, each in few]
+    drawn: list[int | Exception] = []
+    try:
+        drawn += draw_from_few(candidates, rows)
+    except Exception:  # noqa: BLE001 - which row it was shows when each is on its own
+        for some, row in zip(candidates, rows, strict=True):
+            try:
+                drawn += draw_from_few([some], [row])
+            except Exception as error:  # noqa: BLE001 - it is this row's own, and told to its caller
+                drawn.append(error)
+    return [
+        found if isinstance(found, Exception) else _counted(sequence, found)
+        for (sequence, _), found in zip(few, drawn, strict=True)
+    ]
 
 
 def _counted(sequence: Sequence, token_id: int) -> Result:
-    """Return a token that the session has chosen for a sequence without a grammar."""
+    """Return a token of a sequence without a grammar, and count it."""
     assert sequence.sampling is not None
     try:
         sequence.sampling.append(token_id)

@@ -23,8 +23,9 @@ from llorch_serve.engine.plan import (
     StepCall,
     VerifyChunk,
 )
-from llorch_serve.engine.sequence import Sequence
+from llorch_serve.sampling.candidates import Candidates
 from llorch_serve.sampling.greedy import accepts, takes_best
+from llorch_serve.sampling.leading import Leading, leading_candidates, takes_leading
 
 Logits = npt.NDArray[np.float32]
 
@@ -33,11 +34,13 @@ Logits = npt.NDArray[np.float32]
 class Chosen:
     """What came of a batch of which the session has chosen tokens.
 
-    token_ids: the next token of each row; None: it is still to be chosen. logits: of those rows alone, in
-        their order; None: there are none.
+    token_ids: the next token of each row; None: it is still to be chosen.
+    candidates: of each row, what it is drawn from; None: it is not drawn, or from its logits.
+    logits: of the rows that have neither token nor candidates, in their order; None: there are none.
     """
 
     token_ids: tuple[int | None, ...]
+    candidates: tuple[Candidates | None, ...]
     logits: Logits | None
 
 
@@ -82,6 +85,19 @@ class GreedySession(Protocol):
         """Return the logits of some rows of that call, which is the last one: [len(rows), vocabulary]."""
 
 
+@runtime_checkable
+class LeadingSession(GreedySession, Protocol):
+    """What a session has besides where its capabilities have ``leading_decode``."""
+
+    def decode_leading(
+        self, token_ids: Seq[int], lengths: Seq[int], temperatures: Seq[float]
+    ) -> tuple[npt.NDArray[np.int64], Logits, npt.NDArray[np.float64]]:
+        """Run one token in each of the slots from 0; return the ids of the likeliest next ones, the likeliest
+        first, and their logits, [slots, leading], and the sums over all tokens of
+        exp((logit - the largest) / temperature), [slots]; not finite where a logit is not.
+        """
+
+
 def apply_edit(session: Session, edit: SlotEdit) -> None:
     """Move what the KV cache's slots hold. Raises ProviderError, ResourceError or MemoryError."""
     match edit:
@@ -117,25 +133,38 @@ def run(session: Session, call: StepCall) -> Logits | Chosen:
 
 def _decode(session: Session, rows: tuple[DecodeRow, ...]) -> Logits | Chosen:
     token_ids, lengths = [row.token_id for row in rows], [row.length for row in rows]
-    able = session.capabilities.greedy_decode
-    greedy = [able and needs_no_logits(row.sequence) for row in rows]
-    if not any(greedy):
+    able = session.capabilities
+    # Of a sequence whose log-probabilities are asked for, all logits are needed.
+    free = [row.sequence.sampling if row.sequence.logprobs is None else None for row in rows]
+    greedy = [able.greedy_decode and row is not None and takes_best(row) for row in free]
+    drawn = [row is not None and takes_leading(row, able.leading_decode) for row in free]
+    tokens: list[int | None] = [None] * len(rows)
+    candidates: list[Candidates | None] = [None] * len(rows)
+    if any(drawn):
+        assert isinstance(session, LeadingSession)
+        temperatures = [row.params.temperature or 1.0 if row is not None else 1.0 for row in free]
+        found = session.decode_leading(token_ids, lengths, temperatures)
+        for index, (row, ids, scores, total) in enumerate(zip(free, *found, strict=True)):
+            leading = Leading(ids, scores, float(total))
+            if greedy[index]:
+                tokens[index] = leading.best()
+            elif drawn[index] and row is not None:
+                candidates[index] = leading_candidates(leading, row.params, row.drawable)
+    elif any(greedy):
+        assert isinstance(session, GreedySession)
+        best = session.decode_greedy(token_ids, lengths).tolist()
+        tokens = [token if some else None for token, some in zip(best, greedy, strict=True)]
+    else:
         return session.decode(token_ids, lengths)
-    assert isinstance(session, GreedySession)
-    best = session.decode_greedy(token_ids, lengths).tolist()
-    chosen = tuple(
-        token
-        if free and row.sequence.sampling is not None and accepts(row.sequence.sampling, token)
-        else None
-        for row, token, free in zip(rows, best, greedy, strict=True)
-    )
-    left = [index for index, token in enumerate(chosen) if token is None]
-    return Chosen(chosen, session.step_logits(left) if left else None)
-
-
-def needs_no_logits(sequence: Sequence) -> bool:
-    """Return whether a sequence's next token is the most likely one, and nobody asks how likely it is."""
-    return sequence.logprobs is None and sequence.sampling is not None and takes_best(sequence.sampling)
+    for index, (row, token) in enumerate(zip(free, tokens, strict=True)):
+        if token is not None and row is not None and not accepts(row, token):
+            tokens[index] = None
+    left = [
+        index
+        for index, (token, few) in enumerate(zip(tokens, candidates, strict=True))
+        if token is None and few is None
+    ]
+    return Chosen(tuple(tokens), tuple(candidates), session.step_logits(left) if left else None)
 
 
 def _run_chunk(session: Session, chunk: PrefillChunk) -> Logits:

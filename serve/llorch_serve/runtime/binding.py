@@ -25,6 +25,7 @@ from llorch_serve.providers import CPU, ActiveProvider, Memory, Placement, place
 from llorch_serve.providers.device_memory import DeviceMemory
 from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.bound_graph import BoundGraph, LogitsBuffer
+from llorch_serve.runtime.choosers import NONE, Choosers
 from llorch_serve.runtime.device_graph import DeviceGraph
 from llorch_serve.runtime.graph_choice import GraphChoice
 from llorch_serve.runtime.graph_loading import check_signature, load_graph
@@ -43,8 +44,7 @@ class Binder:
     allow_cpu_nodes: nodes may run on the CPU where the provider does not take them. batch_invariant: see
         :class:`llorch_serve.config.SessionConfig`.
     cut: what crosses to and from the graphs' neighbours, where they are of a stage; None: they are whole.
-    greedy: the session that chooses tokens on a device, see
-        :func:`llorch_serve.runtime.greedy_graph.greedy_session`; None: the host does.
+    choosers: what finds tokens among the logits on a device.
     """
 
     artifact: Artifact
@@ -55,7 +55,7 @@ class Binder:
     allow_cpu_nodes: bool
     batch_invariant: bool
     cut: Cut | None = None
-    greedy: Any = None
+    choosers: Choosers = NONE
 
     def load(
         self, path: Path, recipe: Recipe, kv_dtype: KvDtype, *, plain_attention: bool, packed: bool = True
@@ -112,7 +112,7 @@ class Binder:
             graph = StageGraph(session, inputs, cache, self.cut, rows, logits, in_place=in_place)
         elif isinstance(cache, SharedDeviceCache):
             return DeviceGraph(
-                self.runtime, self.provider, session, inputs, cache, logits, greedy=self.greedy
+                self.runtime, self.provider, session, inputs, cache, logits, choosers=self.choosers
             )
         else:
             graph = BoundGraph(session, inputs, cache, logits, in_place=in_place)
@@ -204,8 +204,8 @@ def bind_graphs(
     late = loaded.load_decode
     decode = bound(loaded.decode) if late is None else LateGraph(late, bound)
     if loaded.prompts is None:
-        greedy = decode if isinstance(decode, DeviceGraph) and decode.chooses else None
-        return SessionGraphs(decode, decode, None, greedy)
+        chooses = decode if isinstance(decode, DeviceGraph) and decode.chooses else None
+        return SessionGraphs(decode, decode, None, chooses)
     handoff = None
     if loaded.scales is not None:
         assert prompt_buffers is not None

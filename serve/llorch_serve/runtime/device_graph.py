@@ -12,6 +12,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from llorch_serve.cache.device_buffers import DeviceBuffers
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
 from llorch_serve.errors import ProviderError
@@ -19,9 +21,11 @@ from llorch_serve.providers import ActiveProvider
 from llorch_serve.providers.recording_turns import TURNS
 from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.bound_graph import BoundGraph, Logits, LogitsBuffer
+from llorch_serve.runtime.choosers import NONE, Choosers
 from llorch_serve.runtime.device_step import DeviceStep
+from llorch_serve.runtime.leading_graph import LEADING
 from llorch_serve.runtime.recordings import UNRECORDED, run_options
-from llorch_serve.runtime.step_buffers import StepBuffers, TokenIds
+from llorch_serve.runtime.step_buffers import Leading, StepBuffers, TokenIds
 from llorch_serve.runtime.step_sizes import size_of, step_sizes
 
 
@@ -30,8 +34,7 @@ class DeviceGraph:
 
     runtime: onnxruntime. provider: of the session; where it captures, steps are recorded.
     session: onnxruntime's. inputs: names of the graph's inputs. logits: for prompts.
-    greedy: the session that :func:`llorch_serve.runtime.greedy_graph.greedy_session` gives; None: only the
-        host chooses tokens.
+    choosers: what finds tokens among the logits, on the device.
 
     Steps are recorded for the sizes of :func:`llorch_serve.runtime.step_sizes.step_sizes`, a step between two
     sizes gets rows of padding. All are recorded in the first step of a thread, as onnxruntime keeps a
@@ -50,18 +53,18 @@ class DeviceGraph:
         inputs: frozenset[str],
         cache: SharedDeviceCache,
         logits: LogitsBuffer,
-        greedy: Any = None,
+        choosers: Choosers = NONE,
     ) -> None:
         self._runtime = runtime
         self._provider = provider
         self._session = session
         self._cache = cache
-        self._greedy = greedy
-        options = run_options(runtime, provider)
-        self._prompts = BoundGraph(session, inputs, cache, logits, in_place=False, options=options)
+        self._choosers = choosers
+        self._unrecorded = run_options(runtime, provider)
+        self._prompts = BoundGraph(session, inputs, cache, logits, in_place=False, options=self._unrecorded)
         slots = cache.capacity.slots
         buffers = DeviceBuffers(runtime, provider)
-        self._buffers = StepBuffers(buffers, cache.memory, slots, logits.vocab_size)
+        self._buffers = StepBuffers(buffers, cache.memory, slots, logits.vocab_size, self.leading)
         self._sizes = step_sizes(slots)
         self._steps: dict[tuple[int, bool], DeviceStep] = {}
         self._mine = threading.local()  # recorded: the sizes that a thread has
@@ -69,7 +72,12 @@ class DeviceGraph:
     @property
     def chooses(self) -> bool:
         """Whether :meth:`run_greedy` is there."""
-        return self._greedy is not None
+        return self._choosers.greedy is not None
+
+    @property
+    def leading(self) -> int:
+        """How many tokens of each row :meth:`run_leading` finds; 0: it is not there."""
+        return LEADING if self._choosers.leading is not None else 0
 
     def run(
         self, first: int, token_ids: Sequence[int], lengths: Sequence[int], wanted: Sequence[int]
@@ -99,6 +107,21 @@ class DeviceGraph:
         with TURNS.call():
             self._advance(token_ids, lengths, size, padding).choose()
             return self._buffers.chosen(len(lengths))
+
+    def run_leading(
+        self, token_ids: Sequence[int], lengths: Sequence[int], temperatures: Sequence[float]
+    ) -> Leading:
+        """Run one token of each of the first slots; return the ids and logits of the likeliest next ones of
+        each, [slots, leading], and what all weigh together, [slots]: see
+        :func:`llorch_serve.runtime.leading_graph.leading_model`. Only these cross to the host.
+
+        Raises as :meth:`run`.
+        """
+        size, padding = self._prepare(len(lengths))
+        with TURNS.call(), np.errstate(over="ignore"):  # a scale without end makes a total that is none
+            scale = (1 / np.array(temperatures)).astype(np.float32).tolist()
+            self._advance(token_ids, lengths, size, padding).lead(scale)
+            return self._buffers.leading(len(lengths))
 
     def step_logits(self, rows: Sequence[int]) -> Logits:
         """Return logits [len(rows), vocabulary] of some rows of the last step, valid until the next call.
@@ -173,6 +196,8 @@ class DeviceGraph:
             # A recording keeps the length that it was made with, so that is the longest; attention reads
             # each row's own beside it.
             total = self._cache.capacity.context if recorded else None
-            step = DeviceStep(self._session, self._greedy, io, options, self._buffers, size, total)
+            step = DeviceStep(
+                self._session, self._choosers, io, options, self._unrecorded, self._buffers, size, total
+            )
             self._steps[size, recorded] = step
         return step

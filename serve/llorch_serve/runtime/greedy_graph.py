@@ -5,24 +5,15 @@ The graph is made here, of a few operators of ONNX's own, and tried on a provide
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from llorch_serve.errors import ProviderError
-from llorch_serve.providers import ActiveProvider, placement
-from llorch_serve.providers.onnx_messages import model_class
-from llorch_serve.runtime.graph_loading import runtime_options
+from llorch_serve.providers import ActiveProvider
 from llorch_serve.runtime.recordings import run_options
-
-_FLOAT32: Final = 1
-_INT64: Final = 7
-_INT: Final = 2  # a kind of attributes
-# A kernel without an upper bound is taken for the version of the operator that it was written for alone, and
-# CUDA's ReduceMax is of 18: in a later opset the operator is of 20, and the CPU would get it.
-_OPSET: Final = 18
+from llorch_serve.runtime.small_graph import FLOAT32, INT64, SmallGraph, open_small
 
 MOST_TOKENS: Final = 2**24 - 2
 """The largest vocabulary: the graph counts in float32, which is exact up to 2**24."""
@@ -37,10 +28,7 @@ def greedy_model(vocab_size: int) -> bytes:
     logits times 0 is 0, or not a number where one is not finite.
     """
     assert 0 < vocab_size <= MOST_TOKENS
-    model = model_class()(ir_version=10)
-    model.opset_import.add(domain="", version=_OPSET)
-    graph = model.graph
-    graph.name = "greedy"
+    graph = SmallGraph("greedy")
     for name, value in (
         ("places", np.arange(vocab_size, 0, -1, dtype=np.float32)),
         ("zero", np.zeros((), np.float32)),
@@ -48,38 +36,26 @@ def greedy_model(vocab_size: int) -> bytes:
         ("behind", np.array(vocab_size + 1, np.float32)),
         ("last_axis", np.array([-1], np.int64)),
     ):
-        element = _INT64 if value.dtype == np.int64 else _FLOAT32
-        graph.initializer.add(dims=value.shape, data_type=element, name=name, raw_data=value.tobytes())
+        graph.constant(name, value)
     for output, operator, inputs, attributes in (
         ("best", "ReduceMax", ("logits", "last_axis"), {"keepdims": 1}),
         ("equals", "Equal", ("logits", "best"), {}),
-        ("marks", "Cast", ("equals",), {"to": _FLOAT32}),
+        ("marks", "Cast", ("equals",), {"to": FLOAT32}),
         ("marked", "Mul", ("marks", "places"), {}),
         ("first", "ReduceMax", ("marked", "last_axis"), {"keepdims": 0}),
         ("nothing", "Mul", ("logits", "zero"), {}),
         ("sum", "ReduceSum", ("nothing", "last_axis"), {"keepdims": 0}),
         ("finite", "Equal", ("sum", "zero"), {}),
-        ("sound", "Cast", ("finite",), {"to": _FLOAT32}),
+        ("sound", "Cast", ("finite",), {"to": FLOAT32}),
         ("next", "Sub", ("behind", "first"), {}),
         ("next_or_zero", "Mul", ("next", "sound"), {}),
         ("place", "Sub", ("next_or_zero", "one"), {}),
-        ("ids", "Cast", ("place",), {"to": _INT64}),
+        ("ids", "Cast", ("place",), {"to": INT64}),
     ):
-        node = graph.node.add(op_type=operator, name=output)
-        node.input.extend(inputs)
-        node.output.append(output)
-        for key, number in attributes.items():
-            node.attribute.add(name=key, i=number, type=_INT)
-    _declare(graph.input, "logits", _FLOAT32, (None, vocab_size))
-    _declare(graph.output, "ids", _INT64, (None,))
-    return bytes(model.SerializeToString())
-
-
-def _declare(values: Any, name: str, element: int, shape: Sequence[int | None]) -> None:
-    value = values.add(name=name)
-    value.type.tensor_type.elem_type = element
-    for size in shape:
-        value.type.tensor_type.shape.dim.add(dim_value=size)  # None: any
+        graph.node(operator, inputs, (output,), **attributes)
+    graph.takes("logits", FLOAT32, (None, vocab_size))
+    graph.gives("ids", INT64, (None,))
+    return graph.serialised()
 
 
 def greedy_session(runtime: Any, provider: ActiveProvider, vocab_size: int) -> Any:
@@ -87,20 +63,9 @@ def greedy_session(runtime: Any, provider: ActiveProvider, vocab_size: int) -> A
 
     Raises ProviderError if the provider does not run all of it, or gives other ids than numpy.
     """
-    options = runtime_options(runtime, 1)
-    try:
-        session = runtime.InferenceSession(
-            greedy_model(vocab_size), sess_options=options, **provider.add_to(options)
-        )
-        placement(session, provider.runtime_name, allow_cpu_nodes=False)
-        logits = trial_logits(vocab_size)
+    logits = trial_logits(vocab_size)
+    with open_small(runtime, provider, greedy_model(vocab_size), "does not choose tokens") as session:
         (found,) = session.run(["ids"], {"logits": logits}, run_options(runtime, provider))
-    except ProviderError:
-        raise
-    except Exception as error:  # the runtime's own classes of errors share no narrower base
-        raise ProviderError(
-            f"{provider.runtime_name} does not choose tokens: {' '.join(str(error).split())[:300]}"
-        ) from error
     expected = greedy_ids(logits)
     if not np.array_equal(found, expected):
         raise ProviderError(

@@ -12,7 +12,7 @@ from llorch_serve.artifact.folder import Artifact
 from llorch_serve.artifact.manifest import Manifest
 from llorch_serve.cache.kv_cache import KvCapacity
 from llorch_serve.config import SessionConfig
-from llorch_serve.errors import ArtifactError, ProviderError, UsageError
+from llorch_serve.errors import ArtifactError, UsageError
 from llorch_serve.providers import (
     CPU,
     ActiveProvider,
@@ -29,8 +29,8 @@ from llorch_serve.providers.recording_turns import TURNS
 from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
+from llorch_serve.runtime.choosers import NONE, open_choosers
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
-from llorch_serve.runtime.greedy_graph import greedy_session
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import Beside, plan_memory, widening_notice
 from llorch_serve.runtime.row_pairs import require_effect, takes_pairs
@@ -76,7 +76,9 @@ def open_session(
         context = plan.capacity.context
         most = most_rows(manifest, graphs, context)
         max_rows, few_rows = _limited_rows(runtime, provider, threads, on_cpu=most)
-        greedy, on_host = _greedy(runtime, provider, manifest, on_device=memory is not None)
+        choosers, on_host = NONE, None
+        if memory is not None:
+            choosers, on_host = open_choosers(runtime, provider, manifest.model.vocab_size)
         own, widened = plan.capacity.notice(manifest.context_length), widening_notice(manifest)
         notices = "; ".join(filter(None, (own, few_rows, unrecorded, on_host, widened, not_shared)))
         report(LoadReport(threads, plan.capacity, notices or None))
@@ -88,7 +90,7 @@ def open_session(
             threads,
             allow_cpu_nodes=config.provider.allow_cpu_nodes,
             batch_invariant=config.batch_invariant,
-            greedy=greedy,
+            choosers=choosers,
         )
         cache = make_cache(graphs.kv, plan.buffers, runtime, provider, memory)
         slots = plan.buffers.slots
@@ -153,18 +155,6 @@ def _recording(provider: ActiveProvider, config: SessionConfig) -> tuple[ActiveP
         f"steps are not recorded, as some nodes may run on the CPU; --provider-option {CUDA_GRAPHS}=1 "
         "records them where none does"
     )
-
-
-def _greedy(
-    runtime: Any, provider: ActiveProvider, manifest: Manifest, *, on_device: bool
-) -> tuple[Any, str | None]:
-    """Return the session that chooses tokens on a device, or a notice why there is none."""
-    if not on_device:
-        return None, None
-    try:
-        return greedy_session(runtime, provider, manifest.model.vocab_size), None
-    except ProviderError as error:
-        return None, f"tokens are chosen on the host: {error}"
 
 
 def _is_batch_invariant(

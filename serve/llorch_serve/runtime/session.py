@@ -15,7 +15,7 @@ from llorch_serve.engine.capabilities import Capabilities
 from llorch_serve.engine.chunking import attention_crossover
 from llorch_serve.providers import Placement
 from llorch_serve.runtime.bound_graph import Logits
-from llorch_serve.runtime.step_buffers import TokenIds
+from llorch_serve.runtime.step_buffers import Leading, TokenIds
 
 
 class Graph(Protocol):
@@ -31,13 +31,22 @@ class Graph(Protocol):
         """
 
 
-class GreedyGraph(Protocol):
+class ChoosingGraph(Protocol):
     """A graph that chooses tokens where it computes their logits; see
     :class:`llorch_serve.runtime.device_graph.DeviceGraph`.
     """
 
     def run_greedy(self, token_ids: Sequence[int], lengths: Sequence[int]) -> TokenIds:
         """Run one token of each of the first slots; return the most likely next one of each."""
+
+    @property
+    def leading(self) -> int:
+        """How many tokens of each row it finds; 0: it does not."""
+
+    def run_leading(
+        self, token_ids: Sequence[int], lengths: Sequence[int], temperatures: Sequence[float]
+    ) -> Leading:
+        """Run one token of each of the first slots; return the likeliest next ones of each."""
 
     def step_logits(self, rows: Sequence[int]) -> Logits:
         """Return the logits of some rows of the last step."""
@@ -49,13 +58,13 @@ class SessionGraphs:
 
     decode: advances running sequences. prompts: takes prompts; often the same graph.
     handoff: converts the keys and values of prompts to the cache's type; None: they are computed in it.
-    greedy: advances running sequences, and chooses their tokens too; None: it cannot choose.
+    chooses: advances running sequences, and chooses their tokens too; None: it cannot choose.
     """
 
     decode: Graph
     prompts: Graph
     handoff: Handoff | None
-    greedy: GreedyGraph | None = None
+    chooses: ChoosingGraph | None = None
 
 
 class DecoderSession:
@@ -92,7 +101,8 @@ class DecoderSession:
             prefix_reuse=in_parts,
             drafts=in_parts,
             separate_prompts=graphs.prompts is not graphs.decode,
-            greedy_decode=graphs.greedy is not None,
+            greedy_decode=graphs.chooses is not None,
+            leading_decode=graphs.chooses.leading if graphs.chooses is not None else 0,
             attention_crossover=attention_crossover(artifact.manifest.model) if in_parts else None,
         )
         self.vocab_size = artifact.manifest.model.vocab_size
@@ -100,7 +110,7 @@ class DecoderSession:
         self._decode = graphs.decode
         self._prompts = graphs.prompts
         self._handoff = graphs.handoff
-        self._greedy = graphs.greedy
+        self._chooses = graphs.chooses
         self._max_rows = max_rows
         self._needs_one_logits_row = needs_one_logits_row
 
@@ -144,15 +154,28 @@ class DecoderSession:
 
         Only where :attr:`capabilities` has ``greedy_decode``. Raises ProviderError if the runtime fails.
         """
-        assert self._greedy is not None
-        return self._greedy.run_greedy(token_ids, lengths)
+        assert self._chooses is not None
+        return self._chooses.run_greedy(token_ids, lengths)
+
+    def decode_leading(
+        self, token_ids: Sequence[int], lengths: Sequence[int], temperatures: Sequence[float]
+    ) -> Leading:
+        """Run one token of each of the slots 0, 1, ... as :meth:`decode`; return the ids of the likeliest
+        next tokens of each, the likeliest first, and their logits, [slots, leading], and the sum over all
+        tokens of exp((logit - the largest) / temperature), [slots], which is not finite where a logit is not.
+
+        Only where :attr:`capabilities` has ``leading_decode``. Raises ProviderError if the runtime fails.
+        """
+        assert self._chooses is not None
+        return self._chooses.run_leading(token_ids, lengths, temperatures)
 
     def step_logits(self, rows: Sequence[int]) -> Logits:
         """Return logits [len(rows), vocabulary] of some rows of the last call, which must have been
-        :meth:`decode_greedy`; valid until the next call. Raises ProviderError if the device fails.
+        :meth:`decode_greedy` or :meth:`decode_leading`; valid until the next call. Raises ProviderError if
+        the device fails.
         """
-        assert self._greedy is not None
-        return self._greedy.step_logits(rows)
+        assert self._chooses is not None
+        return self._chooses.step_logits(rows)
 
     def verify(self, slot: int, token_ids: Sequence[int], start: int) -> Logits:
         """Run ``token_ids`` at positions ``start`` and on of one slot; return logits [len(token_ids),

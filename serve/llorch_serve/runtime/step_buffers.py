@@ -13,21 +13,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llorch_serve.cache.device_buffers import FLOAT32, INT32, INT64, DeviceBuffers
+from llorch_serve.cache.device_buffers import FLOAT32, FLOAT64, INT32, INT64, DeviceBuffers
 from llorch_serve.providers.device_memory import DeviceMemory
 
 Logits = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int64]
+Leading = tuple[TokenIds, Logits, npt.NDArray[np.float64]]
 
 
 class StepBuffers:
     """The buffers of steps of up to ``slots`` rows.
 
-    buffers: makes them. memory: the device's.
+    buffers: makes them. memory: the device's. leading: how many of the likeliest tokens of a row are found
+        there; 0: none are.
     Raises ResourceError if the device has too little memory, ProviderError if it gave memory elsewhere.
     """
 
-    def __init__(self, buffers: DeviceBuffers, memory: DeviceMemory, slots: int, vocab_size: int) -> None:
+    def __init__(
+        self, buffers: DeviceBuffers, memory: DeviceMemory, slots: int, vocab_size: int, leading: int = 0
+    ) -> None:
         self._buffers = buffers
         self._memory = memory
         self._vocab_size = vocab_size
@@ -38,11 +42,18 @@ class StepBuffers:
         self._rows.update_inplace(np.arange(slots))
         self._logits = buffers.make((slots, vocab_size), FLOAT32, what)
         self._chosen = buffers.make((slots,), INT64, what)
+        self._leading = leading
+        if leading:
+            self._scale = buffers.make((slots, 1), FLOAT32, what)
+            self._leading_ids = buffers.make((slots, leading), INT64, what)
+            self._scores = buffers.make((slots, leading), FLOAT32, what)
+            self._totals = buffers.make((slots,), FLOAT64, what)
         # What is written to the device and read from it, in the host's memory.
         self._host_ids = np.zeros((slots, 1), np.int64)
         self._host_lengths = np.zeros(slots, np.int32)
         self._host_logits = np.empty((slots, vocab_size), np.float32)
         self._host_chosen = np.empty(slots, np.int64)
+        self._host_scale = np.ones((slots, 1), np.float32)
 
     def bind(self, io: Any, rows: int) -> None:
         """Bind the first rows as inputs and output of a decoder's step. io: onnxruntime's binding."""
@@ -58,6 +69,32 @@ class StepBuffers:
         """Bind the first rows of logits, and where the ids that are chosen from them go."""
         io.bind_input("logits", *self._logits_part(rows))
         io.bind_output("ids", *self._buffers.part((rows,), INT64, self._chosen.data_ptr()))
+
+    def bind_leading(self, io: Any, rows: int) -> None:
+        """Bind the first rows of logits and their scales, and where their likeliest tokens go."""
+        io.bind_input("logits", *self._logits_part(rows))
+        io.bind_input("scale", *self._buffers.part((rows, 1), FLOAT32, self._scale.data_ptr()))
+        for name, value, shape, element in (
+            ("ids", self._leading_ids, (rows, self._leading), INT64),
+            ("scores", self._scores, (rows, self._leading), FLOAT32),
+            ("totals", self._totals, (rows,), FLOAT64),
+        ):
+            io.bind_output(name, *self._buffers.part(shape, element, value.data_ptr()))
+
+    def fill_scale(self, scale: Sequence[float]) -> None:
+        """Write what the first rows' logits are multiplied with."""
+        self._host_scale[: len(scale), 0] = scale
+        self._scale.update_inplace(self._host_scale)
+
+    def leading(self, rows: int) -> Leading:
+        """Copy the likeliest tokens of the first rows to the host; return their ids and logits, [rows,
+        leading], and the rows' totals, [rows]. Raises ProviderError if the device fails.
+        """
+        ids = np.empty((rows, self._leading), np.int64)
+        scores, totals = np.empty((rows, self._leading), np.float32), np.empty(rows)
+        for found, value in ((ids, self._leading_ids), (scores, self._scores), (totals, self._totals)):
+            self._memory.read(found, value.data_ptr())
+        return ids, scores, totals
 
     def fill(self, token_ids: Sequence[int], lengths: Sequence[int]) -> None:
         """Write what a step is given, one token of each row. lengths: of each row, this token included."""

@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 def takes_best(row: SamplingRow) -> bool:
     """Return whether nothing but the logits' order decides on a row's next token."""
+    return not row.params.temperature and is_plain(row)
+
+
+def is_plain(row: SamplingRow) -> bool:
+    """Return whether the next token's logits count as the model gave them."""
     return not (
-        row.params.temperature
-        or row.constraint is not None
+        row.constraint is not None
         or row.generated < len(row.forced)
         or (row.processors and applying(row.processors))
     )

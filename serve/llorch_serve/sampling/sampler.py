@@ -186,9 +186,7 @@ def _allowed(scores: FloatArray, row: SamplingRow) -> FloatArray:
 def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | RequestError]:
     """Choose the next token of rows of finite logits that need more than a look for the largest."""
     chosen: list[int | RequestError] = [0] * len(rows)
-    # Tables of rows with few candidates, by the number of binary digits of that: rows of one table are of
-    # like length.
-    tables: defaultdict[int, list[tuple[int, Candidates]]] = defaultdict(list)
+    few: list[tuple[int, Candidates]] = []
     for index, (scores, row) in enumerate(
         zip(process(logits, [r.processors for r in rows]), rows, strict=True)
     ):
@@ -204,14 +202,27 @@ def _choose(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[int | Reque
         else:
             candidates = find_candidates(scores, row.params)
             if candidates.ids is not None and len(candidates) <= FEW:
-                tables[len(candidates).bit_length()].append((index, candidates))
+                few.append((index, candidates))
             else:
                 ids, weights = filter_many(candidates, row.params)
                 place = _draw_from_many(weights, row.draws.at(row.generated))
                 chosen[index] = place if ids is None else int(ids[place])
-    for entries in tables.values():
-        places = [index for index, _ in entries]
-        table = filter_few([candidates for _, candidates in entries], [rows[i].params for i in places])
+    drawn = draw_from_few([candidates for _, candidates in few], [rows[index] for index, _ in few])
+    for (index, _), token in zip(few, drawn, strict=True):
+        chosen[index] = token
+    return chosen
+
+
+def draw_from_few(found: Sequence[Candidates], rows: Sequence[SamplingRow]) -> list[int]:
+    """Draw the next token of each row from at most FEW candidates."""
+    chosen = [0] * len(rows)
+    # Tables of rows by the number of binary digits of how many candidates they have: rows of one table are of
+    # like length.
+    tables: defaultdict[int, list[int]] = defaultdict(list)
+    for index, candidates in enumerate(found):
+        tables[len(candidates).bit_length()].append(index)
+    for places in tables.values():
+        table = filter_few([found[i] for i in places], [rows[i].params for i in places])
         numbers = [rows[i].draws.at(rows[i].generated) for i in places]
         for index, token in zip(places, _draw_from_table(table, numbers), strict=True):
             chosen[index] = token

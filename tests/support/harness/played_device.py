@@ -108,5 +108,6 @@ def watched_choice(session: DecoderSession) -> Watched:
     """Return the runtime session that chooses tokens, watched from now on."""
     graph = session._decode
     assert isinstance(graph, DeviceGraph)
-    found = graph._greedy = Watched(graph._greedy)
+    found = Watched(graph._choosers.greedy)
+    graph._choosers = replace(graph._choosers, greedy=found)
     return found
