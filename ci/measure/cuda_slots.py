@@ -1,5 +1,5 @@
 """Print how far CUDA's logits are from the CPU's where slots are copied, exchanged and stepped together, with
-padding and without; fail where what is chosen or found on the device are not its largest logits.
+padding and without; fail where the device chooses or finds others than the largest logits.
 
     ci/measurement cuda_slots ARTIFACT [KEY=VALUE ...]
 

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def tuned(source: str, folder: Path, seconds: str, streams: str, reference: Path
 def measure(
     measurer: MachineMeasurer, work: Scenarios, default: Candidate, others: Sequence[Candidate], rounds: int
 ) -> list[Measured]:
-    """Return all in full, the default first; the second of them, the choice, runs in every race too.
+    """Return all in full but what memory has no room for, the default first and the choice second.
 
     Raises SystemExit where one of these two cannot be measured.
     """
@@ -114,20 +114,35 @@ def measure(
         sizes[one.key] = judgement.folder_bytes or 0
         found.append(Measured(one, judgement.fidelity.kl))
     weights = work.weights("balance")
-    always, rest = found[:2], found[2:]
-    while True:
-        race = list(always)
-        while rest and len(race) < len(always) + ENTRANTS:
-            if not measurer.fit([sizes[one.candidate.key] for one in [*race, rest[0]]]):
-                break
-            race.append(rest.pop(0))
-        if rest and len(race) == len(always):
-            raise SystemExit(f"memory has no room for {rest[0].candidate.label} beside two others")
+    for race in races(found, lambda group: measurer.fit([sizes[one.candidate.key] for one in group])):
         laps = measurer.race([one.candidate for one in race], rounds)
         for one, lap in zip(race, laps, strict=True):
             one.add(lap, laps[0], weights)
+    return [one for one in found if one.ratios]
+
+
+def races(
+    found: Sequence[Measured], has_room: Callable[[Sequence[Measured]], bool]
+) -> Iterator[Sequence[Measured]]:
+    """Give who runs beside whom: the first two of all, and as many others as memory has room for.
+
+    What has room beside the default alone runs beside it alone, and what has none is left out, which is said.
+    """
+    always, rest = found[:2], list(found[2:])
+    large = [one for one in rest if not has_room([*always, one])]
+    rest = [one for one in rest if one not in large]
+    while True:
+        race = list(always)
+        while rest and len(race) < len(always) + ENTRANTS and has_room([*race, rest[0]]):
+            race.append(rest.pop(0))
+        yield race
         if not rest:
-            return found
+            break
+    for one in large:
+        if has_room([found[0], one]):
+            yield [found[0], one]
+        else:
+            say(f"{one.candidate.label} is left out: memory has no room for it beside the default")
 
 
 def verdict(found: Sequence[Measured], report: TuneReport) -> str:

@@ -21,7 +21,7 @@ from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import CPU, ActiveProvider
 from llorch_serve.providers.table import find_provider
-from llorch_serve.runtime import leading_graph
+from llorch_serve.runtime import choosers, leading_graph
 from llorch_serve.runtime.leading_graph import LEADING, leading_model, leading_session
 from llorch_serve.runtime.opening import LoadReport
 from llorch_serve.runtime.session import DecoderSession
@@ -44,7 +44,7 @@ def found(logits: npt.NDArray[np.float32], *temperatures: float) -> Found:
     return dict(zip(OUTPUTS, session.run(OUTPUTS, {"logits": logits, "scale": scale}), strict=True))
 
 
-@pytest.mark.parametrize("vocab_size", [65, 512, 49152, 128256])
+@pytest.mark.parametrize("vocab_size", [129, 512, 49152, 128256])
 def test_they_are_the_largest_logits_and_totals_are_sums_over_all(vocab_size: int) -> None:
     logits = (4 * np.random.default_rng(vocab_size).standard_normal((5, vocab_size))).astype(np.float32)
     temperatures = np.array([0.1, 0.5, 1.0, 2.0, 50.0])
@@ -79,10 +79,16 @@ def test_its_operators_are_of_versions_that_cudas_provider_has_kernels_for() -> 
         "Cast": 13,
         "TopK": 11,
     }
-    model = onnx.load_from_string(leading_model(100))
+    model = onnx.load_from_string(leading_model(200))
     (opset,) = model.opset_import
     used = {node.op_type for node in model.graph.node}
     assert {name: onnx.defs.get_schema(name, opset.version).since_version for name in used} == kernels
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vocabularies of tiny models are large enough."""
+    monkeypatch.setattr(choosers, "FEWEST_TOKENS", LEADING + 1)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +97,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return export_tiny(write_hf_folder(folder / "source"), folder / "out")
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("options", [(), ("enable_cuda_graph=0",)], ids=["recorded", "not recorded"])
 def test_only_the_likeliest_tokens_come_to_the_host(
     artifact: Artifact, opened: Opener, memory: PlayedMemory, options: tuple[str, ...]
@@ -114,36 +121,76 @@ def test_only_the_likeliest_tokens_come_to_the_host(
         below = expected.astype(np.float64) - expected.max(axis=1, keepdims=True)
         sums = np.exp(below / np.array(temperatures)[:, None]).sum(axis=1)
         np.testing.assert_allclose(totals, sums, rtol=STEPWISE_WEIGHTS)
-        np.testing.assert_allclose(session.step_logits(range(count)), expected, atol=STEPWISE_LOGITS)
+        for rows in ([*range(count)], [0, count - 1][-count:], [count - 1]):
+            np.testing.assert_allclose(session.step_logits(rows), expected[rows], atol=STEPWISE_LOGITS)
 
 
-def test_what_it_finds_is_never_recorded(opened: Opener) -> None:
+def replaced(session: DecoderSession, run: Callable[[Any, Any], None]) -> Any:
+    """Have ``run`` called in place of the graph, which is returned."""
+    graph: Any = session._decode
+    inner = graph._choosers.leading
+    played = SimpleNamespace(io_binding=inner.io_binding, run_with_iobinding=run)
+    graph._choosers = replace(graph._choosers, leading=played)
+    return inner
+
+
+@pytest.mark.usefixtures("small")
+def test_it_is_never_recorded_and_first_made_as_large_as_it_gets(opened: Opener) -> None:
     session = opened()
     watched(session)
-    graph = session._decode
-    seen: list[str] = []
-    inner = graph._choosers.leading  # type: ignore[attr-defined]
+    seen: list[tuple[str, int]] = []
 
     def run(io: Any, options: Any) -> None:
-        seen.append(options.get_run_config_entry("gpu_graph_id"))
         inner.run_with_iobinding(io, options)
+        rows = io.get_outputs()[0].shape()[0]
+        seen.append((options.get_run_config_entry("gpu_graph_id"), rows))
 
-    graph._choosers = replace(  # type: ignore[attr-defined]
-        graph._choosers,  # type: ignore[attr-defined]
-        leading=SimpleNamespace(io_binding=inner.io_binding, run_with_iobinding=run),
-    )
+    inner = replaced(session, run)
+    session.decode([7], [1])
+    assert seen == [("-1", 3)], "by a worker that warms up"
     for _ in range(2):
         session.decode_leading([7], [1], [1.0])
-    assert seen == ["-1", "-1"]
+    assert seen[1:] == [("-1", 1)] * 2
 
 
+@pytest.mark.usefixtures("small")
+def test_where_it_fails_all_logits_are_fetched_from_then_on(
+    artifact: Artifact, opened: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    session, plain = opened(("enable_cuda_graph=0",)), open_tiny(artifact, slots=3)
+    tried: list[object] = []
+
+    def run(io: Any, options: Any) -> None:
+        tried.append(io)
+        raise RuntimeError("out of memory\nat line 1")
+
+    replaced(session, run)
+    for step in range(3):
+        _, _, totals = session.decode_leading([7, 8], [1 + step] * 2, [1.0, 0.5])
+        assert np.isnan(totals).all()
+        expected = plain.decode([7, 8], [1 + step] * 2)
+        np.testing.assert_allclose(session.step_logits([0, 1]), expected, atol=STEPWISE_LOGITS)
+    assert len(tried) == 1
+    assert caplog.text.count("not found on the device any more") == 1
+    assert "out of memory" in caplog.text
+
+
+def test_small_vocabularies_are_copied_whole(opened: Opener) -> None:
+    able = opened().capabilities
+    assert (able.greedy_decode, able.leading_decode) == (True, 0)
+
+
+@pytest.mark.usefixtures("small")
 def test_a_temperature_near_nothing_leaves_it_to_the_host(opened: Opener) -> None:
     session = opened()
     _, _, totals = session.decode_leading([7, 8], [1, 1], [1e-45, 1.0])
     assert np.isfinite(totals).tolist() == [False, True]
 
 
-def test_an_engine_draws_the_same_tokens_over_a_device(artifact: Artifact, opened: Opener) -> None:
+@pytest.mark.usefixtures("small")
+def test_an_engine_draws_the_same_tokens_over_a_device(
+    artifact: Artifact, opened: Opener, memory: PlayedMemory
+) -> None:
     def drawn(session: DecoderSession) -> list[list[int]]:
         sequences = [
             sequence_of(name, random_ids(5, seed=place), 8, seed=place, **asked)
@@ -151,19 +198,27 @@ def test_an_engine_draws_the_same_tokens_over_a_device(artifact: Artifact, opene
                 {
                     "k": {"temperature": 0.9, "top_k": 20},
                     "greedy": {},
-                    "p": {"temperature": 0.02, "top_p": 0.9},
+                    "p": {"temperature": 0.3, "top_p": 0.6},
+                    "min-p": {"temperature": 0.7, "min_p": 0.2},
                 }.items()
             )
         ]
         engine = Engine(
-            session, Scheduler(SchedulerConfig(slots=3, budget=3 * 64, prefill_chunk=16, max_waiting=3))
+            session, Scheduler(SchedulerConfig(slots=4, budget=4 * 64, prefill_chunk=16, max_waiting=4))
         )
         engine.add(*sequences)
         while engine.live:
             assert all(event.error is None for event in engine.step())
         return [sequence.token_ids[sequence.prompt_length :] for sequence in sequences]
 
-    assert drawn(opened()) == drawn(open_tiny(artifact, slots=3))
+    session = opened(slots=4)
+    session.decode([1], [1])  # as a worker warms up
+    memory.bytes_read = 0
+    found = drawn(session)
+    prompts, steps = 4, 7
+    few = steps * 4 * (LEADING * 12 + 8)
+    assert memory.bytes_read <= prompts * 512 * 4 + few, "of no step a row of logits"
+    assert found == drawn(open_tiny(artifact, slots=4))
 
 
 class Runtime:
@@ -199,6 +254,7 @@ def raising(_got: Found) -> None:
     raise RuntimeError("no kernel image is available")
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("change", "fault"),
     [

@@ -380,6 +380,7 @@ def test_full_replicas_say_when_to_come_back_and_absent_ones_that_they_are():
         (RuntimeError("of another kind"), "of another kind"),
         (RuntimeError("Unexpected error (StatusCode.RESOURCE_EXHAUSTED): too large."), "too large"),
         (RuntimeError("Unexpected error (StatusCode.UNKNOWN): KeyError"), "KeyError"),
+        (RuntimeError("Unexpected error (StatusCode.NOT_FOUND): no method"), "no method"),
     ],
     ids=repr,
 )

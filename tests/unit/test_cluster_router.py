@@ -26,6 +26,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(f"{BASE}.{name}", mock.Mock())
     made = object.__new__(PrefixRouter)
     made._unreachable = Unreachable(lambda: 0.0)
+    made._told = {ONE: ("one", 4, "f")}
     return made
 
 
@@ -75,3 +76,12 @@ def test_the_router_hears_what_came_of_asking_a_replica(
         for name in ("on_new_queue_len_info", "on_replica_actor_unavailable", "on_replica_actor_died")
     ]
     assert counts == [said == "3", said == "unavailable", said == "died"]
+    if said == "3":
+        RequestRouter.on_new_queue_len_info.assert_called_once_with(ONE, 3)
+
+
+def test_of_a_replica_that_was_removed_meanwhile_nothing_is_kept(router: Any) -> None:
+    from ray.serve.request_router import RequestRouter
+
+    router.answered(mock.Mock(unique_id="another"), 3)
+    assert not RequestRouter.on_new_queue_len_info.called

@@ -220,7 +220,7 @@ def test_tokens_like_the_last_one_are_not_relied_upon() -> None:
     level[3:20] = level[3]  # seventeen alike, of which nine are among the likeliest
     assert kept(level, top_k=3) == [0, 1, 2]
     assert kept(level, top_k=4) is None
-    assert kept(level, top_p=0.6) == [0, 1, 2]
+    assert kept(level, top_p=0.55) == [0, 1, 2]
     assert kept(level, top_p=0.65) is None
     assert kept(level, min_p=0.06) == [0, 1, 2]
     assert kept(level, min_p=0.04) is None
@@ -252,8 +252,45 @@ def test_the_most_likely_token_is_the_first_of_equal_ones_if_all_of_them_are_the
         assert best(level) is None
 
 
+def both(logits: Floats, **params: Any) -> tuple[list[int] | None, list[Any]]:
+    """Return what is drawn from 128 likeliest tokens, None where they do not suffice, and from all logits."""
+    asked = replace(GREEDY, **{"temperature": 1.0, **params})
+    row = SamplingRow.begin(asked, prompt_ids=[1], stop_ids=())
+    found = candidates(logits, 128, **params)
+    return None if found is None else draw_from_few([found], [row]), sample_batch(logits[None], [row])
+
+
+@pytest.mark.parametrize("level", [1200, 44700])
+@pytest.mark.parametrize("inside", [0.9, 0.905, 0.91, 0.92, 0.93])
+def test_where_the_host_would_keep_thousands_the_logits_are_fetched(inside: float, level: int) -> None:
+    """Likely tokens before a plateau of equal ones, which the host keeps and draws from in another order."""
+    draws, drawn = np.random.default_rng(3), 0
+    weights = np.full(49152, 1e-12)
+    weights[:100] = inside / 100 * np.linspace(1.5, 0.5, 100)
+    weights[100 : 100 + level] = (1 - inside) / level
+    for seed in range(20):
+        logits = np.log(draws.permutation(weights)).astype(np.float32)
+        few, whole = both(logits, top_p=0.9, seed=seed)
+        assert few is None or few == whole
+        drawn += few is not None
+    assert drawn == (20 if inside == 0.93 else 0)
+
+
+def test_tokens_just_below_min_ps_limit_are_fetched() -> None:
+    draws, drawn = np.random.default_rng(3), 0
+    logits = np.full(49152, 50, np.float32)
+    logits[:100] = 100 - np.linspace(0, 2, 100)
+    for below in (2e-5, 1e-3, 5e-3, 1e-2):
+        logits[100:2100] = 100 + np.log(0.05) - below
+        for seed in range(10):
+            few, whole = both(draws.permutation(logits), min_p=0.05, seed=seed)
+            assert few is None or few == whole
+            drawn += few is not None
+    assert drawn == 20
+
+
 @pytest.mark.parametrize("temperature", [0.2, 0.7, 1.0, 1.5])
-@pytest.mark.parametrize("params", [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}], ids=str)
+@pytest.mark.parametrize("params", [{"top_k": 64}, {"top_p": 0.9}, {"min_p": 0.05}], ids=str)
 def test_draws_over_a_real_vocabularys_size_are_the_samplers(
     params: dict[str, Any], temperature: float
 ) -> None:
@@ -263,12 +300,7 @@ def test_draws_over_a_real_vocabularys_size_are_the_samplers(
     for seed in range(300):
         ranks = draws.permutation(49152) + 1
         logits = (-draws.uniform(1, 3) * np.log(ranks) + draws.normal(0, 0.3, ranks.size)).astype(np.float32)
-        asked = replace(GREEDY, temperature=temperature, seed=seed, **params)
-        row = SamplingRow.begin(asked, prompt_ids=[1], stop_ids=())
-        ids, scores, totals = leading_of(logits[None], [temperature], 64)
-        found = leading_candidates(Leading(ids[0], scores[0], float(totals[0])), asked, None)
-        if found is None:
-            continue
-        drawn += 1
-        assert draw_from_few([found], [row]) == sample_batch(logits[None], [row])
+        few, whole = both(logits, temperature=temperature, seed=seed, **params)
+        assert few is None or few == whole
+        drawn += few is not None
     assert drawn > 60

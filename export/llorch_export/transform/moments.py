@@ -38,7 +38,7 @@ _BUDGET: Final = 2**30
 """Bytes of moments that one run measures; a single layer's may exceed it. The runtime holds a second copy."""
 
 _ELEMENTS_AT_ONCE: Final = 2**24
-"""Of the matrices that are turned at the same time; turning one takes several copies of it in float64."""
+"""Of the matrices that are turned at the same time; turning one takes a copy of it in float64."""
 
 Progress = Callable[[str, int, int], None]
 Moment = npt.NDArray[np.float32]

@@ -177,8 +177,8 @@ class Candidates:
         return self._fast_bytes or all(per_channel(rule.activations) is None for rule in rules)
 
     def _kind(self, recipe: RecipeFile) -> tuple[bool, bool, float]:
-        """Return what sorts recipes: whether weights stay as they are, which is slow; whether a large model's
-        layers are measured for the export, which takes minutes; and the limit of divergence.
+        """Return what sorts recipes: whether weights stay as they are, which is slow; whether a large model
+        is quantised by error feedback, which takes minutes; and the limit of divergence.
         """
         resolved = self._resolved(recipe)
         assert resolved is not None, "only what can be is sorted"

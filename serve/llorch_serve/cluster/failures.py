@@ -46,20 +46,9 @@ _LOST: Final = frozenset(
 _CUT: Final = frozenset({"UNAVAILABLE", "CANCELLED", "INTERNAL"})
 """Statuses of gRPC's own when a connection or a server ends. What a call is refused with is none of them."""
 _ENDED: Final = re.compile(r"Unexpected error \((?:StatusCode\.)?(\w+)\)")
-"""Serve's words for a call that ended, by whatever status or none, before the replica said whether it takes
-it.
-"""
-_REFUSED: Final = frozenset(
-    {
-        "RESOURCE_EXHAUSTED",
-        "INVALID_ARGUMENT",
-        "UNAUTHENTICATED",
-        "PERMISSION_DENIED",
-        "UNIMPLEMENTED",
-        "UNKNOWN",  # an exception of the replica's own
-    }
-)
-"""Statuses of such a call that another replica would end it with, too."""
+"""Serve's words for a call that ended, with a status or None, and nobody knows whether it was taken."""
+_CUT_EARLY: Final = _CUT | {"OK", "None", "DEADLINE_EXCEEDED"}
+"""With what such a call ends where the replica, or the way there, is gone."""
 _FULL: Final = frozenset({"BackPressureError", "PendingCallsLimitExceeded"})
 _ABSENT: Final = frozenset({"DeploymentUnavailableError"})
 
@@ -84,7 +73,7 @@ def is_lost(error: BaseException) -> bool:
         code = getattr(error, "code", None)
         return callable(code) and getattr(code(), "name", "") in _CUT
     if type(error) is RuntimeError and (ended := _ENDED.match(str(error))) is not None:
-        return ended[1] not in _REFUSED
+        return ended[1] in _CUT_EARLY
     return any(kind.__name__ in _LOST for kind in type(error).__mro__)
 
 

@@ -120,6 +120,11 @@ class PrefixRouter(RequestRouter):
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         self._unreachable.reached(replica_id.unique_id)
 
+    def answered(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        """Take note that a replica that was asked has answered, if it is still one."""
+        if replica_id in self._told:
+            self.on_new_queue_len_info(replica_id, num_ongoing_requests)
+
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Take note of the replica that has really taken a request."""
         hint = _hint_of(pending_request)
@@ -169,7 +174,7 @@ class _Replica(RunningReplica):
         except ActorUnavailableError:
             tell(self._router.on_replica_actor_unavailable, self.replica_id)
             raise
-        tell(self._router.on_new_queue_len_info, self.replica_id, count)
+        tell(self._router.answered, self.replica_id, count)
 
 
 def _hint_of(request: PendingRequest | None) -> RoutingHint:

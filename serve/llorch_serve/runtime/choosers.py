@@ -8,7 +8,7 @@ from typing import Any, Final
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import ActiveProvider
 from llorch_serve.runtime.greedy_graph import greedy_session
-from llorch_serve.runtime.leading_graph import LEADING, leading_session
+from llorch_serve.runtime.leading_graph import leading_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Choosers:
 
 
 NONE: Final = Choosers()
+FEWEST_TOKENS: Final = 4096
+"""Smaller vocabularies are copied whole."""
 
 
 def open_choosers(runtime: Any, provider: ActiveProvider, vocab_size: int) -> tuple[Choosers, str | None]:
@@ -30,7 +32,7 @@ def open_choosers(runtime: Any, provider: ActiveProvider, vocab_size: int) -> tu
         greedy = greedy_session(runtime, provider, vocab_size)
     except ProviderError as error:
         return NONE, f"tokens are chosen on the host: {error}"
-    if vocab_size <= LEADING:  # all logits are as few
+    if vocab_size < FEWEST_TOKENS:
         return Choosers(greedy), None
     try:
         return Choosers(greedy, leading_session(runtime, provider, vocab_size)), None

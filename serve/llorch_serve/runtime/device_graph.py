@@ -8,11 +8,10 @@ the same addresses.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from llorch_serve.cache.device_buffers import DeviceBuffers
 from llorch_serve.cache.shared_device_cache import SharedDeviceCache
@@ -27,6 +26,8 @@ from llorch_serve.runtime.leading_graph import LEADING
 from llorch_serve.runtime.recordings import UNRECORDED, run_options
 from llorch_serve.runtime.step_buffers import Leading, StepBuffers, TokenIds
 from llorch_serve.runtime.step_sizes import size_of, step_sizes
+
+logger = logging.getLogger(__name__)
 
 
 class DeviceGraph:
@@ -60,6 +61,7 @@ class DeviceGraph:
         self._session = session
         self._cache = cache
         self._choosers = choosers
+        self._cannot_lead = False
         self._unrecorded = run_options(runtime, provider)
         self._prompts = BoundGraph(session, inputs, cache, logits, in_place=False, options=self._unrecorded)
         slots = cache.capacity.slots
@@ -115,13 +117,20 @@ class DeviceGraph:
         each, [slots, leading], and what all weigh together, [slots]: see
         :func:`llorch_serve.runtime.leading_graph.leading_model`. Only these cross to the host.
 
-        Raises as :meth:`run`.
+        Raises as :meth:`run`. Where they cannot be found, which is logged, totals are not numbers.
         """
         size, padding = self._prepare(len(lengths))
-        with TURNS.call(), np.errstate(over="ignore"):  # a scale without end makes a total that is none
-            scale = (1 / np.array(temperatures)).astype(np.float32).tolist()
-            self._advance(token_ids, lengths, size, padding).lead(scale)
-            return self._buffers.leading(len(lengths))
+        with TURNS.call():
+            step = self._advance(token_ids, lengths, size, padding)
+            if self._cannot_lead:
+                return self._buffers.no_leading(len(lengths))
+            try:
+                step.lead(temperatures)
+                return self._buffers.leading(len(lengths))
+            except ProviderError as error:  # the logits are there, and whoever needs them asks for them
+                logger.warning("the likeliest tokens are not found on the device any more: %s", error)
+                self._cannot_lead = True
+                return self._buffers.no_leading(len(lengths))
 
     def step_logits(self, rows: Sequence[int]) -> Logits:
         """Return logits [len(rows), vocabulary] of some rows of the last step, valid until the next call.
@@ -164,6 +173,8 @@ class DeviceGraph:
             step.run([0] * size, lengths)
             if self.chooses:
                 step.choose()
+            if self.leading and size == self._sizes[-1]:
+                step.lead([1.0] * size)  # not recorded; takes the memory that it needs now, not in service
         except ProviderError as error:
             raise ProviderError(
                 f"{error}; steps of {size} sequences cannot be recorded here, and are not with "

@@ -63,13 +63,13 @@ class DeviceStep:
         with runs():
             self._choosers.greedy.run_with_iobinding(self._choice, self._options)
 
-    def lead(self, scale: Sequence[float]) -> None:
-        """Find the likeliest tokens of each row. scale: of the first rows, one over their temperatures.
+    def lead(self, temperatures: Sequence[float]) -> None:
+        """Find the likeliest tokens of each row. temperatures: of the first rows.
 
         Raises ProviderError if the runtime fails.
         """
         with runs():
-            self._buffers.fill_scale(scale)
+            self._buffers.fill_scale(temperatures)
             # The operator that finds them may ask for memory or wait, which a recording cannot have.
             self._choosers.leading.run_with_iobinding(self._likeliest, self._unrecorded)
 

@@ -81,9 +81,10 @@ class StepBuffers:
         ):
             io.bind_output(name, *self._buffers.part(shape, element, value.data_ptr()))
 
-    def fill_scale(self, scale: Sequence[float]) -> None:
+    def fill_scale(self, temperatures: Sequence[float]) -> None:
         """Write what the first rows' logits are multiplied with."""
-        self._host_scale[: len(scale), 0] = scale
+        with np.errstate(over="ignore"):  # a scale without end makes a total that is none
+            self._host_scale[: len(temperatures), 0] = 1 / np.array(temperatures)
         self._scale.update_inplace(self._host_scale)
 
     def leading(self, rows: int) -> Leading:
@@ -95,6 +96,11 @@ class StepBuffers:
         for found, value in ((ids, self._leading_ids), (scores, self._scores), (totals, self._totals)):
             self._memory.read(found, value.data_ptr())
         return ids, scores, totals
+
+    def no_leading(self, rows: int) -> Leading:
+        """Return what says of the first rows that their likeliest tokens are not known."""
+        ids = np.zeros((rows, self._leading), np.int64)
+        return ids, np.zeros((rows, self._leading), np.float32), np.full(rows, np.nan)
 
     def fill(self, token_ids: Sequence[int], lengths: Sequence[int]) -> None:
         """Write what a step is given, one token of each row. lengths: of each row, this token included."""

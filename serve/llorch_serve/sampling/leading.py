@@ -1,8 +1,9 @@
 """Rows drawn from their likeliest tokens alone, where the session finds those and the sum over all others.
 
 Input: of each row the ``leading`` tokens with the largest logits, and what all tokens weigh together, the
-likeliest weighing 1. Output: the same candidates that ``candidates.py`` would leave of the whole row, or that
-these do not suffice.
+likeliest weighing 1. Output: candidates from which the same token is drawn as from those that
+``candidates.py`` would leave of the whole row, or that these do not suffice. A share of the total is the same
+but for the rounding of the sum.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from llorch_serve.sampling.candidates import Candidates, weights_of
 from llorch_serve.sampling.drawable import DrawableIds
+from llorch_serve.sampling.filters import FEW
 from llorch_serve.sampling.greedy import is_plain
 from llorch_serve.sampling.params import ResolvedSampling
 from llorch_serve.sampling.selection import FloatArray, IdArray
@@ -22,9 +24,9 @@ from llorch_serve.sampling.selection import FloatArray, IdArray
 if TYPE_CHECKING:
     from llorch_serve.sampling.sampler import SamplingRow
 
-_SURE: Final = 1e-5
-"""By how much of itself a share is overfulfilled before the tokens beyond the leading ones are left out: more
-than exponentials in float32 differ from one processor to the next.
+_SLACK: Final = 2e-5
+"""How far below min-p's limit the last leading token has to be, as part of the scores: twice what
+``candidates.py`` takes in below it.
 """
 
 
@@ -33,7 +35,8 @@ class Leading:
     """One row's likeliest tokens.
 
     ids: [leading], in the order of scores; of equal ones any. scores: float32, the largest first.
-    total: of all tokens' exp((score - the largest) / temperature); not finite where a logit is not.
+    total: of all tokens' exp((score - the largest) / temperature); not finite where a logit is not, or the
+        temperature is next to nothing.
     """
 
     ids: IdArray
@@ -78,14 +81,26 @@ def leading_candidates(
         if count < asked.top_k:
             return None
         count = int((found.scores >= found.scores[asked.top_k - 1]).sum())
+    elif asked.top_p < 1:
+        weights = weights_of(found.scores[:count], asked.temperature)
+        outside = max(found.total - float(weights.sum(dtype=np.float64)), 0.0)
+        if outside >= _spare(len(found.scores)) * (1 - asked.top_p) * found.total:
+            return None
     else:
-        weights = weights_of(found.scores, asked.temperature).astype(np.float64)
-        inside = float(weights[:count].sum())
-        if asked.top_p < 1:
-            if inside < asked.top_p * found.total * (1 + _SURE):
-                return None
-            outside = max(found.total - inside, 0.0)
-        elif weights[-1] >= asked.min_p * (1 - _SURE):
+        best, last = float(found.scores[0]), float(found.scores[-1])
+        reach = -asked.temperature * math.log(asked.min_p)
+        if last >= best - reach - _SLACK * (abs(best) + reach):
             return None
     order = np.argsort(found.ids[:count])
     return Candidates(found.ids[:count][order], found.scores[:count][order], outside)
+
+
+def _spare(leading: int) -> float:
+    """Return the share of what top-p may leave out that the tokens which are not leading have to stay below.
+
+    Of a whole row, candidates are narrowed down until nine tenths of n are kept, each of which weighs at
+    least 0.999 / n of what may be left out. If more than FEW were kept, which are drawn from in another
+    order, those of them that are not leading would weigh (0.9 - leading / n) * 0.999 of it, and n is above
+    FEW.
+    """
+    return 0.99 * (0.9 - leading / (FEW + 1))

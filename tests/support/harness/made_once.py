@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     with filelock.FileLock(place.with_name(f"{place.name}.lock"), timeout=_LONGEST_S):
         if not place.exists():
             half = place.with_name(f"{place.name}.half")
+            shutil.rmtree(half, ignore_errors=True)  # of a process that failed
             make(half)
             half.rename(place)
     return place
