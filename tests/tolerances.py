@@ -25,8 +25,8 @@ WEIGHTS_TOGETHER: Final = 1e-6
 """Sums of exponentials in float32, added in float64, as part of numpy's in float64 (measured: 1e-7)."""
 
 STEPWISE_WEIGHTS: Final = 1e-3
-"""The same of :data:`STEPWISE_LOGITS`, over temperatures from 0.5 on: an exponential is off by as much as its
-exponent, of which two differ.
+"""The same where logits are as near as :data:`STEPWISE_LOGITS` and temperatures are 0.5 at least: a term is
+off by at most four times that, as its logit and the largest are divided by the temperature.
 """
 
 NUMPY_LOGITS: Final = 1e-4

@@ -37,17 +37,17 @@ def calls(session: DecoderSession) -> list[np.ndarray]:
 
 def step(session: DecoderSession, token_ids: list[int], lengths: list[int]) -> np.ndarray:
     """Return the logits of a step, after what the device finds among them in the same one."""
-    able = session.capabilities
-    chosen = session.decode_greedy(token_ids, lengths) if able.greedy_decode else None
-    scores = (
-        session.decode_leading(token_ids, lengths, [1.0] * len(lengths))[1] if able.leading_decode else None
-    )
-    logits = session.decode(token_ids, lengths).copy()
-    if chosen is not None and chosen.tolist() != logits.argmax(axis=1).tolist():
-        sys.exit(f"{chosen.tolist()} were chosen of logits whose largest are at {logits.argmax(axis=1)}")
-    if scores is not None and not np.array_equal(scores, -np.sort(-logits, axis=1)[:, : able.leading_decode]):
-        sys.exit("other logits were found than the largest")
-    return logits
+    able, rows = session.capabilities, range(len(lengths))
+    if able.greedy_decode:
+        chosen = session.decode_greedy(token_ids, lengths).tolist()
+        likeliest = session.step_logits(rows).argmax(axis=1).tolist()
+        if chosen != likeliest:
+            sys.exit(f"{chosen} were chosen of logits whose largest are at {likeliest}")
+    if able.leading_decode:
+        _, scores, _ = session.decode_leading(token_ids, lengths, [1.0] * len(lengths))
+        if not np.array_equal(scores, -np.sort(-session.step_logits(rows), axis=1)[:, : able.leading_decode]):
+            sys.exit("other logits were found than the largest")
+    return session.decode(token_ids, lengths).copy()
 
 
 def tell(report: LoadReport) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llorch_export.quantize import feedback, threads
+from llorch_export.quantize import threads
 from llorch_export.quantize.error_factor import error_factor
 from llorch_export.quantize.feedback import quantize_feedback
 from llorch_export.quantize.layout import Blocks
@@ -152,12 +152,8 @@ def test_the_factor_is_that_of_the_damped_inverse(size: int) -> None:
 
 
 def test_bits_do_not_depend_on_the_number_of_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback, "_CHUNK_ELEMENTS", 7 * 1300)
-    moments, weight = moments_of(1300, rank=9), drawn(40, 1300)
-    found = []
+    moments, found = moments_of(1300, rank=9), set()
     for processors in (1, 2, 5):
         monkeypatch.setattr(threads, "usable_cpus", lambda processors=processors: processors)
-        factor = error_factor(moments)
-        blocks = quantize_feedback(weight, factor, bits=4, block_size=32)
-        found.append([array.tobytes() for array in (factor, *blocks.arrays)])
-    assert found[0] == found[1] == found[2]
+        found.add(error_factor(moments).tobytes())
+    assert len(found) == 1

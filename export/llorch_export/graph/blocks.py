@@ -32,6 +32,7 @@ from llorch_export.quantize.layout import Blocks, Matrix, block_count, pack, zer
 from llorch_export.quantize.nearest import quantize_nearest
 from llorch_export.quantize.repack import REPACKED_TYPES, BlockForm, common_form, repack
 from llorch_export.quantize.search import quantize_blocks, quantize_search
+from llorch_export.quantize.threads import in_order
 from llorch_serve.artifact.manifest import ScaleType
 
 SCALE_TYPES: Final[dict[ScaleType, ir.DataType]] = {
@@ -162,9 +163,17 @@ def quantised_chunks(
 ) -> Iterator[Arrays]:
     """Give the blocks of some rows of the stacked ``weights`` at a time; they all read the same input."""
     factor = input_error_factor(b, weights, form)
-    for chunk in b.row_chunks(weights)():
-        b.weight_cast.check_range(f"{name}.weight", chunk)
-        yield quantised(chunk, form, factor).arrays
+
+    def checked() -> Iterator[Matrix]:
+        for chunk in b.row_chunks(weights)():
+            b.weight_cast.check_range(f"{name}.weight", chunk)
+            yield chunk
+
+    def blocks(chunk: Matrix) -> Arrays:
+        return quantised(chunk, form, factor).arrays
+
+    # Other quantizers than error feedback have threads of their own.
+    yield from map(blocks, checked()) if factor is None else in_order(blocks, checked())
 
 
 def input_error_factor(b: GraphBuilder, weights: Sequence[str], form: ModuleFormat) -> Matrix | None:

@@ -22,18 +22,13 @@ from llorch_export.quantize.layout import (
     grouped,
     pack,
     reciprocal,
-    row_chunks,
-    zero_point_bytes,
 )
 from llorch_export.quantize.nearest import nearest_scales
 from llorch_export.quantize.search import searched
-from llorch_export.quantize.threads import in_threads
 from llorch_serve.artifact.manifest import ScaleType
 
 _TOGETHER: Final = 16
 """Columns whose errors reach those after them in one product, in place of one by one."""
-_CHUNK_ELEMENTS: Final = 2**21
-"""Of the rows that a thread quantises at a time: 8 MiB, which each block's errors are spread over anew."""
 
 
 def quantize_feedback(
@@ -53,24 +48,6 @@ def quantize_feedback(
     """
     rows, columns = weight.shape
     blocks = block_count(columns, block_size)
-    packed = np.empty((rows, blocks, block_size * bits // 8), np.uint8)
-    scales = np.empty((rows, blocks), SCALE_DTYPES[scale_type])
-    zeros = np.empty((rows, zero_point_bytes(columns, block_size, bits)), np.uint8)
-
-    def quantize(part: slice) -> None:
-        codes, scale, zero = _spread(weight[part], factor, bits, block_size, zero_points, scale_type)
-        packed[part], scales[part], zeros[part] = pack(codes, bits), scale, pack(zero, bits)
-
-    in_threads(quantize, list(row_chunks(rows, columns, _CHUNK_ELEMENTS)))
-    return Blocks(packed, scales, zeros if zero_points else None)
-
-
-def _spread(
-    weight: Matrix, factor: Matrix, bits: int, block_size: int, zero_points: bool, scale_type: ScaleType
-) -> tuple[Matrix, Matrix, Matrix]:
-    """Return codes [rows, blocks, block_size], scales and zero points [rows, blocks] of some rows."""
-    rows, columns = weight.shape
-    blocks = block_count(columns, block_size)
     left = np.array(weight.T, np.float32, order="C")  # a column lies in one piece; errors so far are included
     codes = np.empty((blocks * block_size, rows), np.float32)
     scales, zeros = np.empty((rows, blocks), np.float32), np.empty((rows, blocks), np.float32)
@@ -83,7 +60,9 @@ def _spread(
         errors = _round(left[span], codes[span], factor[span, span], scale, zero, bits)
         codes[stop : start + block_size] = zero  # padding stands for zero
         left[stop:] -= factor[span, stop:].T @ errors
-    return np.ascontiguousarray(codes.T).reshape(rows, blocks, block_size), scales, zeros
+    packed = pack(np.ascontiguousarray(codes.T).reshape(rows, blocks, block_size), bits)
+    kept = pack(zeros, bits) if zero_points else None
+    return Blocks(packed, scales.astype(SCALE_DTYPES[scale_type]), kept)
 
 
 def _scaled(block: Matrix, bits: int, zero_points: bool, scale_type: ScaleType) -> tuple[Matrix, Matrix]:
