@@ -182,6 +182,14 @@ def test_steps_lead_on_from_the_best_so_far() -> None:
     assert played.judged == ["default", "a", "a2", "a3", "d2"]
 
 
+def test_steps_from_a_winner_come_after_all_shipped_recipes_and_before_other_steps() -> None:
+    truth = DEFAULT | dict.fromkeys("bcde", (90.0, 0.005, 500.0)) | {"a": (150.0, 0.005, 500.0)}
+    truth |= {"a2": (91.0, 0.005, 500.0), "d2": (90.0, 0.005, 500.0)}
+    played = Played(truth)
+    search(Table("a b c d e", {"default": "d2", "a": "a2"}), played).run()
+    assert played.judged == ["default", *"abcde", "a2", "d2"]
+
+
 def test_shipped_recipes_of_a_kind_far_beyond_the_bound_come_last() -> None:
     truth = DEFAULT | {"wrong": (200.0, 0.3, 1.0), "a": (101.0, 0.005, 500.0), "d2": (99.0, 0.005, 500.0)}
     played = Played(truth)

@@ -87,7 +87,8 @@ class Search:
         self._clock = clock
         self._tell = tell
         self._start = clock()
-        self._queue: deque[Candidate] = deque()
+        self._shipped: deque[Candidate] = deque()
+        self._steps: deque[Candidate] = deque()
         self._unlikely: deque[Candidate] = deque()
         self._expanded: set[str] = set()
         self.found: Standings | None = None
@@ -104,7 +105,7 @@ class Search:
         self.found = Standings(default, self._limits.bounds, self._limits.weights)
         far = _UNLIKELY * self._limits.bounds.max_kl
         for one in self._pool.named():
-            (self._queue if one.limit <= far else self._unlikely).append(one)
+            (self._shipped if one.limit <= far else self._unlikely).append(one)
         self._screen()
         self._halve()
         return self.found
@@ -132,9 +133,9 @@ class Search:
         """Return the next candidates for a race: those that keep the bound of divergence."""
         batch: list[Standing] = []
         while len(batch) < ENTRANTS and not self._late(_SCREEN_SHARE):
-            if not self._queue and not batch:  # those of the batch may be the next to step away from
-                self._queue.extend(self._next_steps())
-            queue = self._queue or self._unlikely
+            if not (self._shipped or self._steps or batch):  # those of the batch may be next to step from
+                self._steps.extend(self._next_steps())
+            queue = self._shipped or self._steps or self._unlikely
             if not queue or (queue is self._unlikely and batch):
                 break
             standing = self._judged(queue.popleft())
@@ -143,12 +144,12 @@ class Search:
         return batch
 
     def _follow_the_best(self) -> None:
-        """Put the steps from a recipe that seems to be faster than the default before all else."""
+        """Put the steps from a recipe that seems to be faster than the default before all other steps."""
         best = self._found.best()
         if best is None or best is self._found.default or best.candidate.key in self._expanded:
             return
         self._expanded.add(best.candidate.key)
-        self._queue.extendleft(reversed(self._pool.steps(best.candidate)))
+        self._steps.extendleft(reversed(self._pool.steps(best.candidate)))
 
     def _next_steps(self) -> list[Candidate]:
         """Return the steps from the fastest candidate that none were made from yet, the default before
