@@ -105,8 +105,8 @@ class Candidates:
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def named(self) -> list[Candidate]:
-        """Return the shipped recipes and the source's own blocks, nearest to the reference first and slow
-        ones last; the default is not among them.
+        """Return the shipped recipes and the source's own blocks, the coarsest first, as these are the
+        fastest, and slow ones last; the default is not among them.
         """
         carried = RecipeFile("source", "", RecipeDefaults(precision="source"), ())
         found = {name: it for name, it in self._shipped.items() if name not in self.prompt_recipes}
@@ -114,7 +114,7 @@ class Candidates:
         new = {name: recipe for name, recipe in whole.items() if self._is_new(recipe)}
         kinds = {name: self._kind(recipe) for name, recipe in new.items()}
         return [
-            Candidate(name, new[name], kinds[name][-1]) for name in sorted(new, key=lambda name: kinds[name])
+            Candidate(name, new[name], -kinds[name][-1]) for name in sorted(new, key=lambda name: kinds[name])
         ]
 
     def steps(self, start: Candidate) -> list[Candidate]:
@@ -178,14 +178,14 @@ class Candidates:
 
     def _kind(self, recipe: RecipeFile) -> tuple[bool, bool, float]:
         """Return what sorts recipes: whether weights stay as they are, which is slow; whether a large model
-        is quantised by error feedback, which takes minutes; and the limit of divergence.
+        is quantised by error feedback, which takes minutes; and the limit of divergence, the largest first.
         """
         resolved = self._resolved(recipe)
         assert resolved is not None, "only what can be is sorted"
         first = resolved[0]
         large = parameters(self._checkpoint.config) > MOST_MEASURED
         whole = first.precision in UNQUANTISED
-        return whole, large and bool(measured_moments(first)), first.kl_limit
+        return whole, large and bool(measured_moments(first)), -first.kl_limit
 
     def _with_text(self, recipe: RecipeFile) -> RecipeFile | None:
         """Return the recipe as it is, or with or without a calibration text if only that makes it one that

@@ -105,7 +105,10 @@ class Search:
         self.found = Standings(default, self._limits.bounds, self._limits.weights)
         far = _UNLIKELY * self._limits.bounds.max_kl
         for one in self._pool.named():
-            (self._shipped if one.limit <= far else self._unlikely).append(one)
+            if one.limit <= far:
+                self._shipped.append(one)
+            else:
+                self._unlikely.appendleft(one)  # the coarsest last
         self._screen()
         self._halve()
         return self.found
