@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from llorch_serve.artifact.manifest import LlamaConfig
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import ActiveProvider
 from llorch_serve.runtime.greedy_graph import greedy_session
@@ -26,8 +27,13 @@ FEWEST_TOKENS: Final = 4096
 """Smaller vocabularies are copied whole."""
 
 
-def open_choosers(runtime: Any, provider: ActiveProvider, vocab_size: int) -> tuple[Choosers, str | None]:
-    """Return what works on a provider, and a notice of what does not."""
+def open_choosers(
+    runtime: Any, provider: ActiveProvider, model: LlamaConfig, *, on_device: bool
+) -> tuple[Choosers, str | None]:
+    """Return what works on a provider, and a notice of what does not. on_device: its logits lie there."""
+    if not on_device:
+        return NONE, None
+    vocab_size = model.vocab_size
     try:
         greedy = greedy_session(runtime, provider, vocab_size)
     except ProviderError as error:

@@ -125,7 +125,7 @@ class DeviceGraph:
             if self._cannot_lead:
                 return self._buffers.no_leading(len(lengths))
             try:
-                step.lead(temperatures)
+                step.lead(temperatures, self._unrecorded)
                 return self._buffers.leading(len(lengths))
             except ProviderError as error:  # the logits are there, and whoever needs them asks for them
                 logger.warning("the likeliest tokens are not found on the device any more: %s", error)
@@ -174,7 +174,7 @@ class DeviceGraph:
             if self.chooses:
                 step.choose()
             if self.leading and size == self._sizes[-1]:
-                step.lead([1.0] * size)  # not recorded; takes the memory that it needs now, not in service
+                step.lead([1.0] * size, self._unrecorded)  # takes its memory now, not in service
         except ProviderError as error:
             raise ProviderError(
                 f"{error}; steps of {size} sequences cannot be recorded here, and are not with "
@@ -207,8 +207,6 @@ class DeviceGraph:
             # A recording keeps the length that it was made with, so that is the longest; attention reads
             # each row's own beside it.
             total = self._cache.capacity.context if recorded else None
-            step = DeviceStep(
-                self._session, self._choosers, io, options, self._unrecorded, self._buffers, size, total
-            )
+            step = DeviceStep(self._session, self._choosers, io, options, self._buffers, size, total)
             self._steps[size, recorded] = step
         return step

@@ -15,7 +15,7 @@ from llorch_serve.runtime.step_buffers import StepBuffers
 class DeviceStep:
     """One token of each of the first ``size`` slots.
 
-    choosers: what finds tokens among the logits. unrecorded: options of calls that are not recorded.
+    choosers: what finds tokens among the logits.
     total: the largest length that the graph is told; None: the one there is.
     """
 
@@ -25,7 +25,6 @@ class DeviceStep:
         choosers: Choosers,
         io: Any,
         options: Any,
-        unrecorded: Any,
         buffers: StepBuffers,
         size: int,
         total: int | None,
@@ -34,7 +33,6 @@ class DeviceStep:
         self._choosers = choosers
         self._io = io
         self._options = options
-        self._unrecorded = unrecorded
         self._buffers = buffers
         self._fixed = total is not None
         self._total = np.array(total or 0, np.int32)
@@ -63,15 +61,16 @@ class DeviceStep:
         with runs():
             self._choosers.greedy.run_with_iobinding(self._choice, self._options)
 
-    def lead(self, temperatures: Sequence[float]) -> None:
-        """Find the likeliest tokens of each row. temperatures: of the first rows.
+    def lead(self, temperatures: Sequence[float], unrecorded: Any) -> None:
+        """Find the likeliest tokens of each row. temperatures: of the first rows. unrecorded: options of a
+        call that is not recorded.
 
         Raises ProviderError if the runtime fails.
         """
         with runs():
             self._buffers.fill_scale(temperatures)
             # The operator that finds them may ask for memory or wait, which a recording cannot have.
-            self._choosers.leading.run_with_iobinding(self._likeliest, self._unrecorded)
+            self._choosers.leading.run_with_iobinding(self._likeliest, unrecorded)
 
     def _bind_total(self) -> None:
         """Bind the largest length, which kernels read in host memory while they are launched."""

@@ -29,7 +29,7 @@ from llorch_serve.providers.recording_turns import TURNS
 from llorch_serve.providers.table import CUDA_GRAPHS
 from llorch_serve.runtime.binding import Binder, bind_graphs, load_graphs, make_cache
 from llorch_serve.runtime.bound_graph import LogitsBuffer
-from llorch_serve.runtime.choosers import NONE, open_choosers
+from llorch_serve.runtime.choosers import open_choosers
 from llorch_serve.runtime.graph_choice import GraphChoice, choose_graphs
 from llorch_serve.runtime.heap import give_back_freed
 from llorch_serve.runtime.memory_plan import Beside, plan_memory, widening_notice
@@ -76,9 +76,7 @@ def open_session(
         context = plan.capacity.context
         most = most_rows(manifest, graphs, context)
         max_rows, few_rows = _limited_rows(runtime, provider, threads, on_cpu=most)
-        choosers, on_host = NONE, None
-        if memory is not None:
-            choosers, on_host = open_choosers(runtime, provider, manifest.model.vocab_size)
+        choosers, on_host = open_choosers(runtime, provider, manifest.model, on_device=memory is not None)
         own, widened = plan.capacity.notice(manifest.context_length), widening_notice(manifest)
         notices = "; ".join(filter(None, (own, few_rows, unrecorded, on_host, widened, not_shared)))
         report(LoadReport(threads, plan.capacity, notices or None))
