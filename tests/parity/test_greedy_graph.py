@@ -26,6 +26,7 @@ from llorch_serve.runtime.session import DecoderSession
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 from support.fakes.played_memory import PlayedMemory
+from support.fakes.runtime import ChangedRuntime
 from support.harness.played_device import watched
 
 Opener = Callable[..., DecoderSession]
@@ -127,24 +128,6 @@ def test_a_choice_that_fails_is_a_providers_error(opened: Opener) -> None:
         session.decode_greedy([7], [1])
 
 
-class Runtime:
-    """onnxruntime, whose sessions give ids that ``change`` has changed."""
-
-    def __init__(self, change: Callable[[Any], Any]) -> None:
-        self.change = change
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(onnxruntime, name)
-
-    def InferenceSession(self, *arguments: Any, **named: Any) -> Any:  # noqa: N802 - onnxruntime's name
-        session = onnxruntime.InferenceSession(*arguments, **named)
-        return SimpleNamespace(
-            get_providers=session.get_providers,
-            get_provider_graph_assignment_info=session.get_provider_graph_assignment_info,
-            run=lambda *given: [self.change(session.run(*given)[0])],
-        )
-
-
 def raising(_ids: Any) -> Any:
     raise RuntimeError("no kernel image is available")
 
@@ -161,11 +144,13 @@ def test_a_provider_that_chooses_wrongly_is_not_relied_upon(
     change: Callable[[Any], Any], fault: str, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ProviderError, match=fault):
-        greedy_session(Runtime(change), ON_CPU, 512)
+        greedy_session(ChangedRuntime(lambda found: [change(found[0])]), ON_CPU, 512)
     real = greedy_graph.greedy_session
     monkeypatch.setattr(
         "llorch_serve.runtime.choosers.greedy_session",
-        lambda _runtime, provider, vocab_size: real(Runtime(change), provider, vocab_size),
+        lambda _runtime, provider, vocab_size: real(
+            ChangedRuntime(lambda found: [change(found[0])]), provider, vocab_size
+        ),
     )
     reports: list[LoadReport] = []
     session = opened((), reports.append)

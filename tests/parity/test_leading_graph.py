@@ -16,8 +16,6 @@ import onnxruntime
 import pytest
 
 from llorch_serve.artifact.folder import Artifact
-from llorch_serve.engine.engine import Engine
-from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.errors import ProviderError
 from llorch_serve.providers import CPU, ActiveProvider
 from llorch_serve.providers.table import find_provider
@@ -28,7 +26,9 @@ from llorch_serve.runtime.session import DecoderSession
 from support.builders.checkpoints import write_hf_folder
 from support.builders.tiny_exports import export_tiny, open_tiny, random_ids
 from support.fakes.played_memory import PlayedMemory
+from support.fakes.runtime import ChangedRuntime
 from support.fakes.session import sequence_of
+from support.harness.engine_run import answers, run_all
 from support.harness.played_device import watched
 from tolerances import STEPWISE_LOGITS, STEPWISE_WEIGHTS, WEIGHTS_TOGETHER
 
@@ -192,24 +192,18 @@ def test_an_engine_draws_the_same_tokens_over_a_device(
     artifact: Artifact, opened: Opener, memory: PlayedMemory
 ) -> None:
     def drawn(session: DecoderSession) -> list[list[int]]:
-        sequences = [
-            sequence_of(name, random_ids(5, seed=place), 8, seed=place, **asked)
-            for place, (name, asked) in enumerate(
-                {
-                    "k": {"temperature": 0.9, "top_k": 20},
-                    "greedy": {},
-                    "p": {"temperature": 0.3, "top_p": 0.6},
-                    "min-p": {"temperature": 0.7, "min_p": 0.2},
-                }.items()
-            )
+        kinds: list[dict[str, Any]] = [
+            {"temperature": 0.9, "top_k": 20},
+            {},
+            {"temperature": 0.3, "top_p": 0.6},
+            {"temperature": 0.7, "min_p": 0.2},
         ]
-        engine = Engine(
-            session, Scheduler(SchedulerConfig(slots=4, budget=4 * 64, prefill_chunk=16, max_waiting=4))
-        )
-        engine.add(*sequences)
-        while engine.live:
-            assert all(event.error is None for event in engine.step())
-        return [sequence.token_ids[sequence.prompt_length :] for sequence in sequences]
+        sequences = [
+            sequence_of(str(place), random_ids(5, seed=place), 8, **{"seed": place, **asked})
+            for place, asked in enumerate(kinds)
+        ]
+        assert not run_all(session, sequences)
+        return answers(sequences)
 
     session = opened(slots=4)
     session.decode([1], [1])  # as a worker warms up
@@ -221,28 +215,14 @@ def test_an_engine_draws_the_same_tokens_over_a_device(
     assert found == drawn(open_tiny(artifact, slots=4))
 
 
-class Runtime:
-    """onnxruntime, whose sessions give what ``change`` makes of it."""
+def changed(change: Callable[[Found], object]) -> ChangedRuntime:
+    """Return onnxruntime, whose sessions give what ``change`` has made of it."""
 
-    def __init__(self, change: Callable[[Found], object]) -> None:
-        self.change = change
+    def changing(given: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        change(dict(zip(OUTPUTS, given, strict=True)))
+        return given
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(onnxruntime, name)
-
-    def InferenceSession(self, *arguments: Any, **named: Any) -> Any:  # noqa: N802 - onnxruntime's name
-        session = onnxruntime.InferenceSession(*arguments, **named)
-
-        def run(names: tuple[str, ...], feeds: Any, options: Any) -> list[npt.NDArray[Any]]:
-            got = dict(zip(names, session.run(names, feeds, options), strict=True))
-            self.change(got)
-            return [got[name] for name in names]
-
-        return SimpleNamespace(
-            get_providers=session.get_providers,
-            get_provider_graph_assignment_info=session.get_provider_graph_assignment_info,
-            run=run,
-        )
+    return ChangedRuntime(changing)
 
 
 def twice(got: Found) -> None:
@@ -270,11 +250,11 @@ def test_a_provider_that_finds_others_is_not_relied_upon(
     change: Callable[[Found], object], fault: str, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ProviderError, match=fault):
-        leading_session(Runtime(change), ON_CPU, 512)
+        leading_session(changed(change), ON_CPU, 512)
     real = leading_graph.leading_session
     monkeypatch.setattr(
         "llorch_serve.runtime.choosers.leading_session",
-        lambda _runtime, provider, vocab_size: real(Runtime(change), provider, vocab_size),
+        lambda _runtime, provider, vocab_size: real(changed(change), provider, vocab_size),
     )
     reports: list[LoadReport] = []
     session = opened((), reports.append)

@@ -13,12 +13,10 @@ import numpy.typing as npt
 import pytest
 
 from llorch_serve.engine.capabilities import FULL
-from llorch_serve.engine.engine import Engine
-from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
-from llorch_serve.engine.sequence import Sequence as TokenSequence
 from llorch_serve.errors import NonFiniteLogitsError
 from llorch_serve.sampling.drawable import DrawableIds
 from support.fakes.session import FakeSession, continuation, sequence_of
+from support.harness.engine_run import answers, run_all
 
 
 @dataclass(slots=True)
@@ -49,21 +47,6 @@ class GreedyFake(FakeSession):
 
 def greedy_fake(**settings: Any) -> GreedyFake:
     return GreedyFake(capabilities=replace(FULL, greedy_decode=True), **settings)
-
-
-def run_all(session: FakeSession, sequences: Sequence[TokenSequence]) -> list[Exception]:
-    engine = Engine(
-        session, Scheduler(SchedulerConfig(slots=4, budget=4 * 64, prefill_chunk=8, max_waiting=9))
-    )
-    engine.add(*sequences)
-    errors: list[Exception] = []
-    while engine.live:
-        errors += [event.error for event in engine.step() if event.error is not None]
-    return errors
-
-
-def answers(sequences: Sequence[TokenSequence]) -> list[list[int]]:
-    return [sequence.token_ids[sequence.prompt_length :] for sequence in sequences]
 
 
 def test_greedy_answers_are_chosen_by_the_session_and_are_the_samplers() -> None:

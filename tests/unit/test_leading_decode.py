@@ -14,14 +14,13 @@ import pytest
 
 from llorch_serve.engine import containment
 from llorch_serve.engine.capabilities import FULL
-from llorch_serve.engine.engine import Engine
-from llorch_serve.engine.scheduler import Scheduler, SchedulerConfig
 from llorch_serve.engine.sequence import Sequence as TokenSequence
 from llorch_serve.errors import NonFiniteLogitsError
 from llorch_serve.sampling.drawable import DrawableIds
 from llorch_serve.sampling.leading import Leading, leading_candidates
 from llorch_serve.sampling.sampler import SamplingRow, draw_from_few, sample_batch
 from support.fakes.session import GREEDY, FakeSession, sequence_of
+from support.harness.engine_run import answers, run_all
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -75,21 +74,6 @@ class LeadingFake(FakeSession):
 def fake(**settings: Any) -> LeadingFake:
     able = replace(FULL, greedy_decode=True, leading_decode=LEADING)
     return LeadingFake(capabilities=able, **settings)
-
-
-def run_all(session: FakeSession, sequences: Sequence[TokenSequence]) -> list[Exception]:
-    engine = Engine(
-        session, Scheduler(SchedulerConfig(slots=4, budget=4 * 64, prefill_chunk=8, max_waiting=9))
-    )
-    engine.add(*sequences)
-    errors: list[Exception] = []
-    while engine.live:
-        errors += [event.error for event in engine.step() if event.error is not None]
-    return errors
-
-
-def answers(sequences: Sequence[TokenSequence]) -> list[list[int]]:
-    return [sequence.token_ids[sequence.prompt_length :] for sequence in sequences]
 
 
 LED: dict[str, dict[str, Any]] = {

@@ -1,10 +1,13 @@
-"""A stand-in for the onnxruntime module, with a list of providers and devices of one's choice."""
+"""Stand-ins for the onnxruntime module: with chosen providers and devices, or with changed outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+
+import onnxruntime
 
 from llorch_serve.providers import CPU
 
@@ -39,3 +42,21 @@ class FakeRuntime:
             hardware = SimpleNamespace(vendor_id=1, device_id=index, type="GPU", metadata={})
             metadata = {"library_path": path}
             self.devices.append(SimpleNamespace(ep_name=provider, ep_metadata=metadata, device=hardware))
+
+
+class ChangedRuntime:
+    """onnxruntime, whose sessions give what ``change`` makes of their outputs."""
+
+    def __init__(self, change: Callable[[list[Any]], list[Any]]) -> None:
+        self.change = change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(onnxruntime, name)
+
+    def InferenceSession(self, *arguments: Any, **named: Any) -> Any:  # noqa: N802 - onnxruntime's name
+        session = onnxruntime.InferenceSession(*arguments, **named)
+        return SimpleNamespace(
+            get_providers=session.get_providers,
+            get_provider_graph_assignment_info=session.get_provider_graph_assignment_info,
+            run=lambda *given: self.change(session.run(*given)),
+        )
