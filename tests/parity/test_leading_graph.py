@@ -154,10 +154,11 @@ def test_it_is_never_recorded_and_first_made_as_large_as_it_gets(opened: Opener)
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("options", [(), ("enable_cuda_graph=0",)], ids=["recorded", "not recorded"])
 def test_where_it_fails_all_logits_are_fetched_from_then_on(
-    artifact: Artifact, opened: Opener, caplog: pytest.LogCaptureFixture
+    artifact: Artifact, opened: Opener, caplog: pytest.LogCaptureFixture, options: tuple[str, ...]
 ) -> None:
-    session, plain = opened(("enable_cuda_graph=0",)), open_tiny(artifact, slots=3)
+    session, plain = opened(options), open_tiny(artifact, slots=3)
     tried: list[object] = []
 
     def run(io: Any, options: Any) -> None:

@@ -121,16 +121,20 @@ class DeviceGraph:
         """
         size, padding = self._prepare(len(lengths))
         with TURNS.call():
-            step = self._advance(token_ids, lengths, size, padding)
-            if self._cannot_lead:
-                return self._buffers.no_leading(len(lengths))
+            return self._lead(self._advance(token_ids, lengths, size, padding), temperatures)
+
+    def _lead(self, step: DeviceStep, temperatures: Sequence[float]) -> Leading:
+        """Find the likeliest tokens of a step's first rows; where that fails it is not tried again, and its
+        logits are there for whoever asks for them.
+        """
+        if not self._cannot_lead:
             try:
                 step.lead(temperatures, self._unrecorded)
-                return self._buffers.leading(len(lengths))
-            except ProviderError as error:  # the logits are there, and whoever needs them asks for them
+                return self._buffers.leading(len(temperatures))
+            except ProviderError as error:
                 logger.warning("the likeliest tokens are not found on the device any more: %s", error)
                 self._cannot_lead = True
-                return self._buffers.no_leading(len(lengths))
+        return self._buffers.no_leading(len(temperatures))
 
     def step_logits(self, rows: Sequence[int]) -> Logits:
         """Return logits [len(rows), vocabulary] of some rows of the last step, valid until the next call.
@@ -174,7 +178,7 @@ class DeviceGraph:
             if self.chooses:
                 step.choose()
             if self.leading and size == self._sizes[-1]:
-                step.lead([1.0] * size, self._unrecorded)  # takes its memory now, not in service
+                self._lead(step, [1.0] * size)  # takes its memory now, not in service
         except ProviderError as error:
             raise ProviderError(
                 f"{error}; steps of {size} sequences cannot be recorded here, and are not with "
