@@ -121,20 +121,20 @@ class DeviceGraph:
         """
         size, padding = self._prepare(len(lengths))
         with TURNS.call():
-            return self._lead(self._advance(token_ids, lengths, size, padding), temperatures)
+            found = self._lead(self._advance(token_ids, lengths, size, padding), temperatures)
+            return self._buffers.leading(len(lengths)) if found else self._buffers.no_leading(len(lengths))
 
-    def _lead(self, step: DeviceStep, temperatures: Sequence[float]) -> Leading:
-        """Find the likeliest tokens of a step's first rows; where that fails it is not tried again, and its
-        logits are there for whoever asks for them.
+    def _lead(self, step: DeviceStep, temperatures: Sequence[float]) -> bool:
+        """Find the likeliest tokens of a step's first rows; tell whether they are there. Where that fails it
+        is not tried again: the logits are there for whoever asks for them.
         """
         if not self._cannot_lead:
             try:
                 step.lead(temperatures, self._unrecorded)
-                return self._buffers.leading(len(temperatures))
             except ProviderError as error:
                 logger.warning("the likeliest tokens are not found on the device any more: %s", error)
                 self._cannot_lead = True
-        return self._buffers.no_leading(len(temperatures))
+        return not self._cannot_lead
 
     def step_logits(self, rows: Sequence[int]) -> Logits:
         """Return logits [len(rows), vocabulary] of some rows of the last step, valid until the next call.
